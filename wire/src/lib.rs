@@ -1,2 +1,4 @@
 //! Placeholder.
 pub mod control;
+#[cfg(feature = "peer")]
+pub mod generated;

@@ -1,0 +1,6 @@
+//! Code that `flatc` made from `schema/`; refreshed by `schema/regenerate.sh`, checked for freshness there, never edited.
+//! Not here: conversions to the documents (`control::binary`).
+
+#[allow(clippy::all, clippy::unwrap_used, clippy::indexing_slicing, mismatched_lifetime_syntaxes)]
+#[rustfmt::skip]
+pub mod assignment;
