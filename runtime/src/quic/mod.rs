@@ -26,3 +26,6 @@ pub use settings::{
 };
 pub use tls::{CLIENT_ALPN, client_tls, crypto_provider, harden_server, server_tls};
 pub use transmit::{SEGMENTS_MAX, TRAIN_BYTES_MAX, Transmit, Transmits};
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,7 @@
 //! Not here: which stream is worth reading (the session's choice).
 
 use bytes::Bytes;
-use quinn_proto::{Dir, ReadError, Side, StreamId, VarInt, WriteError};
+use quinn_proto::{Dir, ReadError, SendStream, Side, StreamId, VarInt, WriteError};
 
 use super::event::{ConnKey, ReadOutcome, WriteOutcome, WriteState};
 use super::machine::{Conn, Quic};
@@ -103,14 +103,17 @@ impl Quic {
         if wanted == 0 {
             return WriteOutcome { written: 0, state: WriteState::All };
         }
-        let (written, state) = match conn.inner.send_stream(stream).write_chunks(chunks) {
-            Ok(written) if written.bytes == wanted => (written.bytes, WriteState::All),
-            // The rest is blocked, but only a write that takes nothing makes the transport say when to go on.
-            Ok(written) => match conn.inner.send_stream(stream).write_chunks(chunks) {
-                Ok(more) => (written.bytes + more.bytes, WriteState::Blocked),
-                Err(error) => (written.bytes, write_state(&error)),
-            },
-            Err(error) => (0, write_state(&error)),
+        let mut sender = conn.inner.send_stream(stream);
+        let mut written = 0;
+        let state = loop {
+            match sender.write_chunks(chunks) {
+                // Only a write that takes nothing makes the transport say when to go on: write until then.
+                Ok(more) => written += more.bytes,
+                Err(error) => break why_not(&sender, &error),
+            }
+            if written == wanted {
+                break WriteState::All;
+            }
         };
         // Also when blocked: the peer is told what it is that blocks us.
         if written > 0 || state == WriteState::Blocked {
@@ -191,11 +194,13 @@ impl Quic {
     }
 }
 
-fn write_state(error: &WriteError) -> WriteState {
-    match error {
-        WriteError::Blocked => WriteState::Blocked,
-        WriteError::Stopped(code) => WriteState::Stopped(*code),
-        WriteError::ClosedStream => WriteState::Gone,
+/// What keeps a stream from taking more. That the peer stopped it counts before every other reason.
+fn why_not(sender: &SendStream<'_>, error: &WriteError) -> WriteState {
+    match (sender.stopped(), error) {
+        (Ok(Some(code)), _) => WriteState::Stopped(code),
+        (_, WriteError::Stopped(code)) => WriteState::Stopped(*code),
+        (_, WriteError::Blocked) => WriteState::Blocked,
+        (_, WriteError::ClosedStream) => WriteState::Gone,
     }
 }
 
