@@ -20,14 +20,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use bytes::BytesMut;
 use socket2::Socket;
 
+pub use crate::quic::Transmit;
 pub(crate) use bind::grantable;
 pub use bind::{BindError, BufferSizes, PortSocket, ReusePortGroup, Steering, host_has_ipv6};
 pub use chunk::{DEFAULT_PINNED_BYTES, RECV_CHUNK_BYTES};
 pub use recv::RecvOutcome;
-pub use send::{MAX_GSO_BYTES, MAX_GSO_SEGMENTS, SendOutcome};
+pub use send::SendOutcome;
 
 use chunk::Chunks;
-use send::{GsoGate, Resume};
+use send::Trains;
 
 /// One datagram as it came from the socket.
 #[derive(Debug)]
@@ -40,19 +41,6 @@ pub struct RecvDatagram {
     pub ecn: Option<u8>,
     /// The payload. Shares its memory with other datagrams of the same chunk.
     pub data: BytesMut,
-}
-
-/// One send: a datagram, or several of `segment_size` bytes each (the last may be shorter) to one peer.
-#[derive(Debug, Clone, Copy)]
-pub struct Transmit<'a> {
-    pub remote: SocketAddr,
-    /// Our address to send from; `None` lets the routing table choose.
-    pub local_ip: Option<IpAddr>,
-    /// The two ECN bits to set.
-    pub ecn: Option<u8>,
-    /// `None`, or a size of at least the contents: one datagram.
-    pub segment_size: Option<usize>,
-    pub contents: &'a [u8],
 }
 
 /// What a core counts about its socket. Plain numbers; they only grow.
@@ -75,8 +63,8 @@ pub struct UdpCounts {
     pub send_failed: u64,
     /// Sends put off because the socket buffer was full.
     pub send_blocked: u64,
-    /// Segmented sends the kernel refused and that went out one by one.
-    pub gso_refused: u64,
+    /// Trains of datagrams the kernel refused as such; they were then tried one by one.
+    pub trains_refused: u64,
 }
 
 /// Reads and writes the datagrams of one core.
@@ -86,8 +74,7 @@ pub struct UdpIo {
     ipv6: bool,
     chunks: Chunks,
     control: cmsg::ControlBuffer,
-    gso: GsoGate,
-    resume: Option<Resume>,
+    trains: Trains,
     blocked: bool,
     counts: UdpCounts,
 }
@@ -103,8 +90,7 @@ impl UdpIo {
             ipv6: local.is_ipv6(),
             chunks: Chunks::new(pinned_bytes),
             control: cmsg::ControlBuffer::new(),
-            gso: GsoGate::new(),
-            resume: None,
+            trains: Trains::new(),
             blocked: false,
             counts: UdpCounts::default(),
         }
@@ -117,11 +103,6 @@ impl UdpIo {
 
     pub fn counts(&self) -> UdpCounts {
         self.counts
-    }
-
-    /// How many segments of `segment_size` bytes one transmit should carry: 1 where segmented sends are refused.
-    pub fn max_segments(&self, segment_size: usize) -> usize {
-        if self.gso.open() { send::segments_that_fit(segment_size) } else { 1 }
     }
 }
 
