@@ -1,1 +1,12 @@
-//! Placeholder.
+//! The broker. One core: sessions of its connections, the shards it owns, the loop that runs them.
+//! A request goes down once (`session` -> `access` -> `route` -> `shard`) and its answer comes up once.
+//! Read `turn::core` first, then `session`, then `shard`.
+
+pub mod access;
+pub mod node;
+pub mod projection;
+pub mod route;
+pub mod session;
+pub mod shard;
+pub mod snapshot;
+pub mod turn;

@@ -1,0 +1,230 @@
+//! One subscriber: what it was sent, what waits for it, what it lost. Sans-io.
+//! Scope: one per subscription, on the core of its connection. Owns: its queue of shared frames and the bytes on their way.
+//! Invariants: frames leave in offset order, no offset twice; the queue stays within its bound unless the policy is Block,
+//! where it exceeds it by at most one pull; every record not delivered is counted in `dropped`.
+//! Not here: when the shard is read (`feed`), the QUIC stream (`turn`).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use felix_wire::id::Offset;
+
+use super::frame::{Frame, FrameLimits, cut};
+use crate::shard::ring::Page;
+use crate::snapshot::SlowSubscriber;
+
+/// Bound of a subscriber's queue.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueLimits {
+    pub frames_max: usize,
+    pub bytes_max: usize,
+}
+
+/// Where it stands against the shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Reads pages below its feed. `asked` while one is on its way.
+    CatchUp { asked: bool },
+    /// Gets the feed's frames.
+    Live,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Subscription {
+    phase: Phase,
+    /// Next offset it has not been given (queued counts as given).
+    next: Offset,
+    queue: VecDeque<Arc<Frame>>,
+    queue_bytes: usize,
+    limits: QueueLimits,
+    policy: SlowSubscriber,
+    /// DropNew: skipping until half of the queue is free.
+    skipping: bool,
+    /// Clients that negotiated positions get offsets.
+    offsets: bool,
+    /// Chunks of the frame on its way to the stream.
+    staged: VecDeque<Bytes>,
+    /// Lowest offset of what has not been staged yet.
+    undelivered: Offset,
+    ending: Option<Bytes>,
+    ended: bool,
+    dropped: u64,
+}
+
+impl Subscription {
+    /// A subscription whose first record is `start`; live from the beginning when `start` is the shard's `end`. `hello`
+    /// goes out before everything else.
+    pub fn new(
+        start: Offset,
+        end: Offset,
+        limits: QueueLimits,
+        policy: SlowSubscriber,
+        offsets: bool,
+        hello: Bytes,
+    ) -> Subscription {
+        let phase = if start >= end { Phase::Live } else { Phase::CatchUp { asked: false } };
+        Subscription {
+            phase,
+            next: start,
+            queue: VecDeque::new(),
+            queue_bytes: 0,
+            limits,
+            policy,
+            skipping: false,
+            offsets,
+            staged: VecDeque::from([hello]),
+            undelivered: start,
+            ending: None,
+            ended: false,
+            dropped: 0,
+        }
+    }
+
+    /// Records it will never get, so far.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// The first offset that has not gone to the stream.
+    pub fn undelivered(&self) -> Offset {
+        self.undelivered
+    }
+
+    /// Bytes queued and on their way.
+    pub fn held_bytes(&self) -> usize {
+        self.queue_bytes + self.staged.iter().map(Bytes::len).sum::<usize>()
+    }
+
+    /// Offset of the page to ask the owner for, when it wants one; the caller sends the pull.
+    pub fn wants_page(&mut self) -> Option<Offset> {
+        match self.phase {
+            Phase::CatchUp { asked: false } if self.queue.is_empty() && self.ending.is_none() => {
+                self.phase = Phase::CatchUp { asked: true };
+                Some(self.next)
+            }
+            _ => None,
+        }
+    }
+
+    /// The page asked for. Afterwards live if the page reached `feed_end`.
+    pub fn take_page(&mut self, page: &Page, feed_end: Offset, limits: FrameLimits) {
+        if self.phase != (Phase::CatchUp { asked: true }) || self.ending.is_some() {
+            return;
+        }
+        for slot in &page.slots {
+            if slot.base > self.next {
+                self.lose(slot.base.0 - self.next.0);
+            }
+            let from = self.next.max(slot.base);
+            self.next = slot.end();
+            cut(slot, from, limits, |frame| self.push(frame));
+        }
+        self.next = self.next.max(page.next);
+        self.phase = if self.next >= feed_end { Phase::Live } else { Phase::CatchUp { asked: false } };
+    }
+
+    /// A frame of the feed. True when it was queued.
+    pub fn offer(&mut self, frame: &Arc<Frame>) -> bool {
+        if self.phase != Phase::Live || self.ending.is_some() || frame.end() <= self.next {
+            return false;
+        }
+        if frame.base > self.next {
+            self.lose(frame.base.0 - self.next.0);
+        }
+        let partial = frame.base < self.next;
+        let frame = if partial { Arc::new(frame.from_offset(self.next)) } else { Arc::clone(frame) };
+        self.next = frame.end();
+        match self.policy {
+            SlowSubscriber::Block => {}
+            SlowSubscriber::DropNew => {
+                let keep = if self.skipping { self.limits.frames_max / 2 } else { self.limits.frames_max };
+                self.skipping = self.is_over(frame.cost(), keep);
+                if self.skipping {
+                    self.lose(u64::from(frame.count));
+                    return false;
+                }
+            }
+            SlowSubscriber::DropOld => {
+                while self.is_over(frame.cost(), self.limits.frames_max) && self.drop_oldest() {}
+            }
+        }
+        self.push(frame);
+        true
+    }
+
+    /// Nothing is queued or on its way, so nobody will come back to it by itself.
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.staged.iter().all(Bytes::is_empty)
+    }
+
+    /// Whether its feed must not read on: policy Block and the queue is full.
+    pub fn blocks(&self) -> bool {
+        self.policy == SlowSubscriber::Block && self.is_over(0, self.limits.frames_max)
+    }
+
+    /// Ends it after what is queued (`after_queue`) or after the frame on its way. `last` is the closing frame, may be empty.
+    pub fn end(&mut self, last: Bytes, after_queue: bool) {
+        if self.ending.is_none() {
+            self.ending = Some(last);
+        }
+        if !after_queue {
+            self.queue.clear();
+            self.queue_bytes = 0;
+        }
+    }
+
+    /// The chunk to write now, in `staged` order. None when nothing is ready.
+    pub fn chunk(&mut self) -> Option<&mut Bytes> {
+        while self.staged.front().is_some_and(Bytes::is_empty) {
+            self.staged.pop_front();
+        }
+        if self.staged.is_empty() {
+            self.stage();
+        }
+        self.staged.front_mut()
+    }
+
+    /// Everything is written and the stream is to be finished.
+    pub fn is_done(&self) -> bool {
+        self.ended && self.staged.iter().all(Bytes::is_empty)
+    }
+
+    fn stage(&mut self) {
+        if let Some(frame) = self.queue.pop_front() {
+            self.queue_bytes -= frame.cost();
+            self.undelivered = frame.end();
+            self.staged.push_back(frame.head(self.offsets));
+            self.staged.push_back(frame.body());
+        } else if let Some(last) = self.ending.as_mut().filter(|_| !self.ended) {
+            self.ended = true;
+            let last = std::mem::take(last);
+            if !last.is_empty() {
+                self.staged.push_back(last);
+            }
+        }
+    }
+
+    fn push(&mut self, frame: Arc<Frame>) {
+        self.queue_bytes += frame.cost();
+        self.queue.push_back(frame);
+    }
+
+    fn is_over(&self, more_bytes: usize, frames_max: usize) -> bool {
+        let bytes_over = self.queue_bytes + more_bytes > self.limits.bytes_max;
+        self.queue.len() >= frames_max.max(1) || (bytes_over && !self.queue.is_empty())
+    }
+
+    fn drop_oldest(&mut self) -> bool {
+        let Some(frame) = self.queue.pop_front() else { return false };
+        self.queue_bytes -= frame.cost();
+        self.undelivered = frame.end();
+        self.lose(u64::from(frame.count));
+        true
+    }
+
+    fn lose(&mut self, records: u64) {
+        self.dropped += records;
+    }
+}

@@ -1,0 +1,204 @@
+//! `auth`: who a stream speaks for, and for how long (client-protocol 4).
+//! Scope: functions of a session. Invariants: an identity is (tenant, subject); a newer token of it, on any stream of the
+//! connection, replaces its rights and extends it; once its last token has run out it is served nothing.
+
+use felix_runtime::quic::{Dir, StreamId, VarInt};
+use felix_wire::client::{Auth, AuthOk, Message};
+use felix_wire::features::Features;
+use felix_wire::flags::Flags;
+use felix_wire::frame::Frame;
+
+use super::acks::AckDialect;
+use super::refusal::Refusal;
+use super::stream::{ClientWords, Phase};
+use super::{Cx, Identity, Session, write_error};
+use crate::access::{Principal, TokenClock, Verdict};
+use crate::turn::counters::Counter;
+use std::sync::Arc;
+
+/// Flag bits this broker reads or writes. Not PUBLISH_IDEMPOTENT, which is not served yet.
+const SERVER_FLAGS: Flags = Flags(0x1eff);
+
+/// What this broker serves; a bit is added by the code that serves it.
+pub const SERVER_FEATURES: Features = Features::TOPOLOGY
+    .union(Features::REDIRECT)
+    .union(Features::STREAM_SHARDS)
+    .union(Features::ERROR_CODES)
+    .union(Features::SHARD_MOVED)
+    .union(Features::UNSUPPORTED)
+    .union(Features::PUBLISH_PIPELINE)
+    .union(Features::STREAM_PUBLISH_WINDOW)
+    .union(Features::SHARD_OWNERS)
+    .union(Features::SUBSCRIBE_QUEUE)
+    .union(Features::STREAM_DELETED)
+    .union(Features::PUBLISH_WIDTH)
+    .union(Features::EXPLICIT_SHARD)
+    .union(Features::CORE_HINTS)
+    .union(Features::POSITIONS);
+
+/// Bits only our own clients know; not announced to others.
+const PRIVATE: Features = Features::CORE_HINTS.union(Features::POSITIONS);
+
+impl Session {
+    /// The first frame of a stream.
+    pub(super) fn authenticate(&mut self, id: StreamId, frame: Frame, cx: &mut Cx<'_>) {
+        let message = if frame.flags == 0 { Message::decode(&frame.payload).ok() } else { None };
+        let Some(Message::Auth(auth)) = message else {
+            if message.is_none() {
+                self.violation(cx);
+            }
+            return self.refuse_auth(id, &Refusal::unauthenticated(), "no auth first", cx);
+        };
+        let words = client_words(&auth);
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.dialect.codes = words.features.contains(Features::ERROR_CODES);
+        }
+        if cx.draining {
+            return self.refuse_auth(id, &Refusal::draining(), "draining", cx);
+        }
+        self.check_token(id, (&auth.tenant_id, &auth.token), words, false, cx);
+    }
+
+    /// A newer key set is there: streams that waited for it are decided.
+    pub fn keys_changed(&mut self, cx: &mut Cx<'_>) -> Vec<StreamId> {
+        let waiting = |p: &Phase| matches!(p, Phase::WaitingKeys { .. });
+        let ids: Vec<StreamId> = self.streams.values().filter(|s| waiting(&s.phase)).map(|s| s.id).collect();
+        for id in &ids {
+            let Some(stream) = self.streams.get_mut(id) else { continue };
+            let phase = std::mem::replace(&mut stream.phase, Phase::Silent);
+            if let Phase::WaitingKeys { tenant, token, client, .. } = phase {
+                self.check_token(*id, (&tenant, &token), client, true, cx);
+            }
+            self.flush(*id, cx);
+        }
+        ids
+    }
+
+    /// Whether a stream waits for keys.
+    pub fn waits_for_keys(&self) -> bool {
+        self.streams.values().any(|s| matches!(s.phase, Phase::WaitingKeys { .. }))
+    }
+
+    fn check_token(
+        &mut self,
+        id: StreamId,
+        (tenant, token): (&str, &str),
+        words: ClientWords,
+        final_try: bool,
+        cx: &mut Cx<'_>,
+    ) {
+        let clock = TokenClock { now_s: cx.now_s, leeway_s: cx.limits.token_leeway.as_secs() };
+        let asks = cx.routes.has_tenant(tenant);
+        match cx.access.verify(tenant, token, clock, cx.keys, final_try || !asks) {
+            Verdict::Accepted(principal) => self.accept(id, principal, words, cx),
+            Verdict::Refused { why } => self.refuse_auth(id, &Refusal::unauthenticated(), why, cx),
+            Verdict::NeedKeys { kid } => {
+                let Some(stream) = self.streams.get_mut(&id) else { return };
+                let tenant: Arc<str> = tenant.into();
+                stream.phase = Phase::WaitingKeys {
+                    tenant: Arc::clone(&tenant),
+                    token: token.into(),
+                    client: words,
+                    since: cx.now,
+                };
+                cx.actions.push(super::Action::NeedKeys { tenant, kid });
+            }
+        }
+    }
+
+    fn accept(&mut self, id: StreamId, principal: Arc<Principal>, words: ClientWords, cx: &mut Cx<'_>) {
+        if !self.is_authenticated() {
+            cx.quic.set_receive_window(self.key, u64::from(cx.limits.conn_window));
+        }
+        let identity = self.identity_of(principal);
+        self.no_identity_since = None;
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.phase = Phase::Open { identity };
+        stream.reader.set_max_payload(cx.limits.frame_bytes_max);
+        stream.features = words.features;
+        let ordered = words.features.contains(Features::PUBLISH_PIPELINE);
+        stream.dialect = AckDialect {
+            ordered,
+            codes: words.features.contains(Features::ERROR_CODES),
+            flags: words.flags.map_or(Flags::UNANNOUNCED, |f| f),
+            positions: words.features.contains(Features::POSITIONS),
+        };
+        cx.counters.add(Counter::AuthAccepted, 1);
+        if id.dir() == Dir::Uni {
+            return; // never answered (client-protocol 7.4)
+        }
+        if words.flags.is_none() {
+            Message::Ok.encode_frame(stream.answers());
+            return;
+        }
+        let hints = words.features.contains(Features::CORE_HINTS);
+        let told = if words.features.intersection(PRIVATE) == Features::NONE {
+            SERVER_FEATURES.without(PRIVATE)
+        } else {
+            SERVER_FEATURES
+        };
+        let (lo, hi) = told.words(words.extended);
+        let answer = AuthOk {
+            server_flags: SERVER_FLAGS,
+            server_features: Some(lo),
+            server_features_hi: hi,
+            listener_ports: None,
+            publish_window: ordered.then_some(cx.limits.publish_window),
+            cores: hints.then_some(u32::from(cx.cores)),
+            core: hints.then_some(cx.core),
+        };
+        Message::AuthOk(answer).encode_frame(stream.answers());
+    }
+
+    fn refuse_auth(&mut self, id: StreamId, refusal: &Refusal, why: &'static str, cx: &mut Cx<'_>) {
+        cx.counters.add(Counter::AuthRefused, 1);
+        tracing::debug!(why, "a stream was not authenticated");
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        write_error(stream, refusal);
+        stream.phase = Phase::Over;
+        stream.frame_since = None;
+        if !stream.read_done {
+            cx.quic.stop_sending(self.key, id, VarInt::from_u32(0));
+        }
+    }
+
+    fn identity_of(&mut self, principal: Arc<Principal>) -> usize {
+        let same = |i: &Identity| {
+            i.principal.tenant == principal.tenant && i.principal.subject == principal.subject
+        };
+        let Some(at) = self.identities.iter().position(same) else {
+            self.identities.push(Identity { principal, expired: false });
+            return self.identities.len() - 1;
+        };
+        let held = &mut self.identities[at];
+        if principal.expires_s >= held.principal.expires_s {
+            held.principal = principal;
+        }
+        held.expired = false;
+        at
+    }
+
+    /// Marks identities whose last token has run out, and returns them.
+    pub(super) fn expire_identities(&mut self, cx: &mut Cx<'_>) -> Vec<usize> {
+        let leeway = cx.limits.token_leeway.as_secs();
+        let mut ended = Vec::new();
+        for (at, identity) in self.identities.iter_mut().enumerate() {
+            if !identity.expired && identity.principal.expires_s + leeway <= cx.now_s {
+                identity.expired = true;
+                ended.push(at);
+            }
+        }
+        if !ended.is_empty() && self.identities.iter().all(|i| i.expired) {
+            self.no_identity_since.get_or_insert(cx.now);
+        }
+        ended
+    }
+}
+
+fn client_words(auth: &Auth<'_>) -> ClientWords {
+    ClientWords {
+        flags: auth.client_flags,
+        features: Features::announced(auth.client_features, auth.client_features_hi),
+        extended: auth.client_features.is_some_and(|lo| lo & Features::EXTENDED.lo != 0),
+    }
+}

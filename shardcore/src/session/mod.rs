@@ -1,0 +1,439 @@
+//! One connection: its streams, who they speak for, what they may have unanswered. Sans-io.
+//! Scope: one per connection, on the core the connection landed on. Owns: the streams and identities of the connection.
+//! Invariants: nothing but `auth` is served on a stream that has not authenticated; a stream that is held back holds back
+//! no other; bytes of unfinished frames stay within the connection's bound, and one stream may always finish.
+//! Not here: where requests go (`turn`), subscriptions (`projection::stream`).
+
+pub mod acks;
+mod auth;
+mod frames;
+mod publish;
+pub mod refusal;
+mod request;
+pub mod stream;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use felix_runtime::clock::Tick;
+use felix_runtime::quic::{ConnKey, Dir, Quic, ReadOutcome, StreamId, VarInt};
+use felix_wire::client::{Error, Message, Records};
+use felix_wire::id::CoreId;
+
+use crate::access::{Access, Granted, Principal};
+use crate::route::Place;
+use crate::shard::mail::Start;
+use crate::snapshot::{CoreLimits, Keys, Routes, StreamRoute};
+use crate::turn::counters::{CoreCounters, Counter};
+use acks::{AckSlot, Outcome};
+use refusal::Refusal;
+use stream::{OUT_BYTES_MAX, Phase, Stream};
+
+/// A frame may be incomplete this long before its rate counts, and the rate below which its stream is closed.
+const TRICKLE_GRACE: Duration = Duration::from_secs(10);
+const TRICKLE_BYTES_PER_S: u64 = 1_024;
+/// How often incomplete frames are looked at.
+const TRICKLE_CHECK: Duration = Duration::from_secs(1);
+/// Violations within the window that close the connection.
+const VIOLATIONS_MAX: u32 = 8;
+const VIOLATIONS_WINDOW: Duration = Duration::from_secs(10);
+/// A connection with no valid identity left is closed after this.
+const NO_IDENTITY_GRACE: Duration = Duration::from_secs(2);
+/// Largest piece taken from QUIC at once.
+const READ_BYTES_MAX: usize = 64 << 10;
+
+/// Application close codes (client-protocol 18); the last two are ours.
+pub const CLOSE_SHUTDOWN: u32 = 0;
+pub const CLOSE_AUTH: u32 = 1;
+pub const CLOSE_PROTOCOL: u32 = 2;
+
+/// What a session sees of its core.
+pub struct Cx<'a> {
+    pub now: Tick,
+    /// Seconds since 1970.
+    pub now_s: u64,
+    pub core: CoreId,
+    pub cores: u16,
+    pub draining: bool,
+    pub quic: &'a mut Quic,
+    pub limits: &'a CoreLimits,
+    pub access: &'a mut Access,
+    pub keys: &'a Keys,
+    pub routes: &'a Routes,
+    pub counters: &'a CoreCounters,
+    pub scratch: &'a mut String,
+    pub actions: &'a mut Vec<Action>,
+}
+
+/// What a session asks of its core.
+#[derive(Debug)]
+pub enum Action {
+    /// Settled with `Session::settle`.
+    Publish { stream: StreamId, place: Granted<Place>, records: Records, ack: Option<AckSlot> },
+    /// Answered with `Session::answer`; counted in `Stream::awaiting` until then.
+    Subscribe(Box<SubscribeAction>),
+    /// A newer key set is needed; `Session::keys_changed` follows.
+    NeedKeys { tenant: Arc<str>, kid: Arc<str> },
+    /// The connection is to be closed.
+    Close { code: u32, reason: &'static str },
+}
+
+/// A granted subscription.
+#[derive(Debug)]
+pub struct SubscribeAction {
+    pub stream: StreamId,
+    pub place: Granted<Place>,
+    pub start: Start,
+    /// Events carry offsets, also on in-memory streams.
+    pub offsets: bool,
+    pub queue_frames: Option<u32>,
+    pub identity: usize,
+    /// What the client reads at the end of a subscription.
+    pub reads_moved: bool,
+    pub reads_deleted: bool,
+}
+
+/// Somebody a stream of the connection speaks for.
+#[derive(Debug)]
+struct Identity {
+    /// The newest token's.
+    principal: Arc<Principal>,
+    expired: bool,
+}
+
+/// What a pump of a stream came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pumped {
+    pub bytes: usize,
+    /// The budget ended it, not the stream.
+    pub again: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Session {
+    key: ConnKey,
+    opened: Tick,
+    streams: HashMap<StreamId, Stream, foldhash::fast::RandomState>,
+    identities: Vec<Identity>,
+    /// Bytes in reassembly over all streams, and the one stream that may go over the bound.
+    partial_bytes: usize,
+    partial_owner: Option<StreamId>,
+    /// Streams that wait for partial bytes.
+    partial_waiting: Vec<StreamId>,
+    violations: u32,
+    violations_since: Tick,
+    next_check: Option<Tick>,
+    no_identity_since: Option<Tick>,
+    closing: bool,
+    /// Subscriptions of the connection; kept by the core.
+    pub subscriptions: u32,
+}
+
+impl Session {
+    /// A connection whose handshake is complete.
+    pub fn new(key: ConnKey, now: Tick) -> Session {
+        Session {
+            key,
+            opened: now,
+            streams: HashMap::default(),
+            identities: Vec::new(),
+            partial_bytes: 0,
+            partial_owner: None,
+            partial_waiting: Vec::new(),
+            violations: 0,
+            violations_since: now,
+            next_check: None,
+            no_identity_since: None,
+            closing: false,
+            subscriptions: 0,
+        }
+    }
+
+    /// Whether any stream has authenticated.
+    pub fn is_authenticated(&self) -> bool {
+        !self.identities.is_empty()
+    }
+
+    /// Nothing is unanswered and no answer unwritten.
+    pub fn is_settled(&self) -> bool {
+        self.streams.values().all(|s| s.is_settled() && s.out_bytes() == 0 && s.unsettled == 0)
+    }
+
+    /// The tenant a stream works for, for fairness; empty before authentication.
+    pub fn tenant_of(&self, stream: StreamId) -> Option<&Arc<str>> {
+        match self.streams.get(&stream)?.phase {
+            Phase::Open { identity } => self.identities.get(identity).map(|i| &i.principal.tenant),
+            _ => None,
+        }
+    }
+
+    /// Whether the identity's tokens have all run out.
+    pub fn is_expired(&self, identity: usize) -> bool {
+        self.identities.get(identity).is_none_or(|i| i.expired)
+    }
+
+    /// The client opened a stream.
+    pub fn opened(&mut self, id: StreamId, dir: Dir, cx: &mut Cx<'_>) {
+        let over = !self.is_authenticated() && self.streams.len() >= cx.limits.preauth_streams_max as usize;
+        if over {
+            cx.counters.add(Counter::StreamsRefused, 1);
+            cx.quic.stop_sending(self.key, id, VarInt::from_u32(CLOSE_AUTH));
+            if dir == Dir::Bi {
+                cx.quic.reset(self.key, id, VarInt::from_u32(CLOSE_AUTH));
+            }
+            return;
+        }
+        self.streams.insert(id, Stream::new(id, dir, cx.limits.preauth_frame_bytes_max));
+    }
+
+    /// Reads a stream: up to about `budget` bytes, frame by frame, as long as it may go on.
+    pub fn pump(&mut self, id: StreamId, budget: usize, cx: &mut Cx<'_>) -> Pumped {
+        let mut bytes = 0;
+        let again = loop {
+            if !self.take_frames(id, cx) {
+                break false;
+            }
+            if bytes >= budget {
+                break true;
+            }
+            if !self.may_grow(id, cx) {
+                break false;
+            }
+            match cx.quic.read(self.key, id, READ_BYTES_MAX) {
+                ReadOutcome::Data(chunk) => {
+                    bytes += chunk.len();
+                    self.push_chunk(id, chunk, cx.now);
+                }
+                ReadOutcome::Blocked => break false,
+                ReadOutcome::Finished => {
+                    self.read_done(id, cx);
+                    break false;
+                }
+                ReadOutcome::Reset(_) | ReadOutcome::Gone => {
+                    self.reading_lost(id, cx);
+                    break false;
+                }
+            }
+        };
+        self.flush(id, cx);
+        Pumped { bytes, again }
+    }
+
+    /// A publish of the stream ended. True when the stream may be read again.
+    pub fn settle(&mut self, id: StreamId, bytes: usize, ack: Option<(AckSlot, Outcome)>) -> bool {
+        let Some(stream) = self.streams.get_mut(&id) else { return false };
+        stream.unsettled -= 1;
+        stream.unsettled_bytes -= bytes;
+        if let Some((slot, outcome)) = ack {
+            stream.acks.settle(slot, outcome);
+        }
+        stream.held
+    }
+
+    /// The answer of a request that went elsewhere.
+    pub fn answer(&mut self, id: StreamId, message: &Message<'_>, cx: &mut Cx<'_>) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.awaiting = stream.awaiting.saturating_sub(1);
+            if stream.can_answer() {
+                message.encode_frame(stream.answers());
+            }
+        }
+        self.flush(id, cx);
+    }
+
+    /// The coded refusal of such a request.
+    pub fn answer_refusal(&mut self, id: StreamId, refusal: &Refusal, cx: &mut Cx<'_>) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.awaiting = stream.awaiting.saturating_sub(1);
+            write_error(stream, refusal);
+        }
+        self.flush(id, cx);
+    }
+
+    /// The client stopped reading our half.
+    pub fn stopped(&mut self, id: StreamId, cx: &mut Cx<'_>) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.stopped();
+        }
+        self.flush(id, cx);
+    }
+
+    /// Writes what can be written and forgets the stream when it is over. True when it was held back and may go on.
+    pub fn flush(&mut self, id: StreamId, cx: &mut Cx<'_>) -> bool {
+        let Some(stream) = self.streams.get_mut(&id) else { return false };
+        stream.flush(cx.quic, self.key);
+        if stream.is_finished() {
+            self.forget(id);
+            return false;
+        }
+        stream.held && !is_full(stream, cx.limits)
+    }
+
+    /// When it wants `handle_timeout`.
+    pub fn next_timeout(&self, limits: &CoreLimits, now_s: u64, now: Tick) -> Option<Tick> {
+        let auth = (!self.is_authenticated()).then(|| self.opened + limits.auth_timeout);
+        let expiry = self.identities.iter().filter(|i| !i.expired).map(|i| {
+            let left = (i.principal.expires_s + limits.token_leeway.as_secs()).saturating_sub(now_s);
+            now + Duration::from_secs(left)
+        });
+        let closing = self.no_identity_since.filter(|_| !self.closing).map(|t| t + NO_IDENTITY_GRACE);
+        auth.into_iter().chain(expiry).chain(self.next_check).chain(closing).min()
+    }
+
+    /// Deadlines. Identities that ran out are returned: their subscriptions must end.
+    pub fn handle_timeout(&mut self, cx: &mut Cx<'_>) -> Vec<usize> {
+        if !self.is_authenticated() && cx.now >= self.opened + cx.limits.auth_timeout && !self.closing {
+            cx.counters.add(Counter::AuthTimeouts, 1);
+            self.close(CLOSE_AUTH, "authentication timeout", cx);
+        }
+        if self.next_check.is_some_and(|at| at <= cx.now) {
+            self.check_trickle(cx);
+        }
+        let ended = self.expire_identities(cx);
+        if self.no_identity_since.is_some_and(|t| cx.now >= t + NO_IDENTITY_GRACE) && self.is_settled() {
+            self.close(CLOSE_AUTH, "credentials expired", cx);
+        }
+        ended
+    }
+
+    fn close(&mut self, code: u32, reason: &'static str, cx: &mut Cx<'_>) {
+        if !std::mem::replace(&mut self.closing, true) {
+            cx.actions.push(Action::Close { code, reason });
+        }
+    }
+
+    fn forget(&mut self, id: StreamId) {
+        if let Some(stream) = self.streams.remove(&id) {
+            self.partial_bytes -= stream.reader.buffered_bytes();
+        }
+        if self.partial_owner == Some(id) {
+            self.partial_owner = None;
+        }
+    }
+
+    /// Streams that waited for room in reassembly and may try again.
+    pub fn take_partial_waiting(&mut self, limits: &CoreLimits) -> Vec<StreamId> {
+        if self.partial_waiting.is_empty()
+            || (self.partial_owner.is_some() && self.partial_bytes >= limits.partial_frame_bytes_max)
+        {
+            return Vec::new();
+        }
+        std::mem::take(&mut self.partial_waiting)
+    }
+
+    fn push_chunk(&mut self, id: StreamId, chunk: bytes::Bytes, now: Tick) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let before = stream.reader.buffered_bytes();
+        stream.reader.push(chunk);
+        self.partial_bytes += stream.reader.buffered_bytes() - before;
+        if stream.frame_since.is_none() {
+            stream.frame_since = Some(now);
+            self.next_check.get_or_insert(now + TRICKLE_CHECK);
+        }
+    }
+
+    /// Whether the stream may add to the connection's unfinished frames.
+    fn may_grow(&mut self, id: StreamId, cx: &Cx<'_>) -> bool {
+        if self.partial_bytes < cx.limits.partial_frame_bytes_max || self.partial_owner == Some(id) {
+            return true;
+        }
+        if self.partial_owner.is_none() {
+            self.partial_owner = Some(id);
+            return true;
+        }
+        if !self.partial_waiting.contains(&id) {
+            self.partial_waiting.push(id);
+        }
+        false
+    }
+
+    /// Closes streams whose frame has been trickling in. Streams that we hold back ourselves do not count.
+    fn check_trickle(&mut self, cx: &mut Cx<'_>) {
+        self.next_check = None;
+        let mut slow = Vec::new();
+        for stream in self.streams.values().filter(|s| !s.held) {
+            let Some(since) = stream.frame_since else { continue };
+            let age = cx.now.saturating_since(since);
+            let bytes = stream.reader.buffered_bytes() as u64;
+            if age > TRICKLE_GRACE && bytes < age.as_secs() * TRICKLE_BYTES_PER_S {
+                slow.push(stream.id);
+            } else {
+                self.next_check = Some(cx.now + TRICKLE_CHECK);
+            }
+        }
+        for id in slow {
+            cx.counters.add(Counter::ProtocolViolations, 1);
+            self.break_stream(id, &Refusal::invalid("the frame did not arrive in time"), cx);
+        }
+    }
+
+    fn violation(&mut self, cx: &mut Cx<'_>) {
+        cx.counters.add(Counter::ProtocolViolations, 1);
+        if cx.now.saturating_since(self.violations_since) > VIOLATIONS_WINDOW {
+            self.violations = 0;
+            self.violations_since = cx.now;
+        }
+        self.violations += 1;
+        if self.violations >= VIOLATIONS_MAX {
+            self.close(CLOSE_PROTOCOL, "too many protocol violations", cx);
+        }
+    }
+
+    fn read_done(&mut self, id: StreamId, cx: &mut Cx<'_>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.read_done = true;
+        stream.frame_since = None;
+        if stream.reader.is_mid_frame() {
+            self.violation(cx);
+        }
+    }
+
+    fn reading_lost(&mut self, id: StreamId, _cx: &mut Cx<'_>) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.read_done = true;
+            stream.frame_since = None;
+        }
+    }
+
+    /// Answers with the refusal where that is allowed, and reads no more of the stream.
+    fn break_stream(&mut self, id: StreamId, refusal: &Refusal, cx: &mut Cx<'_>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        if !stream.publishes {
+            write_error(stream, refusal);
+        }
+        stream.phase = Phase::Over;
+        stream.frame_since = None;
+        if !stream.read_done {
+            cx.quic.stop_sending(self.key, id, VarInt::from_u32(CLOSE_PROTOCOL));
+        }
+        self.flush(id, cx);
+    }
+}
+
+/// Whether the stream must not be read on: its unsettled publishes or unread answers are at their bound.
+fn is_full(stream: &Stream, limits: &CoreLimits) -> bool {
+    (stream.unsettled > 0 && stream.unsettled_bytes >= limits.parked_bytes_per_stream)
+        || stream.unsettled >= limits.publish_window as usize
+        || stream.acks.unanswered() >= limits.publish_window as usize
+        || stream.out_bytes() >= OUT_BYTES_MAX
+}
+
+/// Writes an `error` with as much as the client reads.
+fn write_error(stream: &mut Stream, refusal: &Refusal) {
+    if !stream.can_answer() {
+        return;
+    }
+    let codes = stream.dialect.codes;
+    let message = Message::Error(Error {
+        message: refusal.message.as_ref().into(),
+        code: codes.then(|| refusal.code.clone()),
+        retry: codes.then_some(refusal.retry),
+        detail: if codes { refusal.detail() } else { None },
+    });
+    message.encode_frame(stream.answers());
+}
+
+/// The route of a stream the caller may see, with the proof.
+type GrantedRoute = Granted<Arc<StreamRoute>>;

@@ -1,0 +1,165 @@
+//! Publishes: from a decoded request to a granted place (client-protocol 10).
+//! Scope: functions of a session. Invariants: an acked publish is answered exactly once, an unacked one never; what is
+//! refused here was not written.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use felix_runtime::quic::{Dir, StreamId};
+use felix_wire::client::{AckRequest, BinaryPublish, PublishWidth, Records};
+use felix_wire::control::Action as Right;
+use felix_wire::frame::Frame;
+use felix_wire::id::{RequestId, ShardIndex};
+use felix_wire::limits::BATCH_RECORDS_MAX;
+
+use super::acks::{AckForm, Outcome};
+use super::refusal::Refusal;
+use super::stream::{Declared, Memo};
+use super::{Action, Cx, GrantedRoute, Session, write_error};
+use crate::route::{Placing, place};
+use crate::turn::counters::Counter;
+
+/// A publish in either encoding.
+pub(super) struct Incoming<'a> {
+    pub name: (&'a str, &'a str, &'a str),
+    pub key: Option<Cow<'a, [u8]>>,
+    pub shard: Option<ShardIndex>,
+    pub records: Records,
+    pub ack: Option<(RequestId, AckForm)>,
+    /// Part of an idempotent or conditional publish, which is not served yet.
+    pub unserved: Option<&'static str>,
+}
+
+impl Session {
+    pub(super) fn binary_publish(&mut self, id: StreamId, identity: usize, frame: &Frame, cx: &mut Cx<'_>) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.publishes = true;
+        }
+        let decoded = match BinaryPublish::decode(frame.flags, &frame.payload) {
+            Ok(decoded) => decoded,
+            Err(error) => return self.broken_publish(id, error, cx),
+        };
+        let incoming = Incoming {
+            name: (decoded.tenant, decoded.namespace, decoded.stream),
+            key: decoded.key.map(Cow::Borrowed),
+            shard: None,
+            records: decoded.records.clone(),
+            ack: decoded.acked.map(|(request_id, _)| (request_id, AckForm::Binary)),
+            unserved: decoded.producer.map(|_| "publish_idempotent"),
+        };
+        self.publish(id, identity, incoming, cx);
+    }
+
+    /// The common part of `publish` and `publish_batch`.
+    pub(super) fn json_publish(
+        &mut self,
+        id: StreamId,
+        identity: usize,
+        mut incoming: Incoming<'_>,
+        (ack, request_id): (Option<AckRequest>, Option<RequestId>),
+        cx: &mut Cx<'_>,
+    ) {
+        let wants = matches!(ack, Some(AckRequest::PerMessage | AckRequest::PerBatch));
+        if let Some(stream) = self.streams.get_mut(&id) {
+            if wants && request_id.is_none() {
+                return write_error(stream, &Refusal::invalid("an acked publish without request_id"));
+            }
+            stream.publishes = true;
+        }
+        incoming.ack = request_id.filter(|_| wants).map(|r| (r, AckForm::Json));
+        self.publish(id, identity, incoming, cx);
+    }
+
+    /// Decides a publish: handed on, or refused with nothing written.
+    pub(super) fn publish(&mut self, id: StreamId, identity: usize, incoming: Incoming<'_>, cx: &mut Cx<'_>) {
+        cx.counters.add(Counter::PublishRequests, 1);
+        cx.counters.add(Counter::PublishRecords, u64::from(incoming.records.count()));
+        cx.counters.add(Counter::PublishBytes, incoming.records.payload_bytes() as u64);
+        let decided = self.decide(id, identity, &incoming, cx);
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let ack = incoming.ack.filter(|_| id.dir() == Dir::Bi);
+        let slot = ack.map(|(request_id, form)| stream.acks.open(request_id, form));
+        match decided {
+            Ok(place) => {
+                stream.unsettled += 1;
+                stream.unsettled_bytes += incoming.records.encoded_len();
+                cx.actions.push(Action::Publish { stream: id, place, records: incoming.records, ack: slot });
+            }
+            Err(refusal) => {
+                cx.counters.add(Counter::PublishesRefused, 1);
+                match slot {
+                    Some(slot) => stream.acks.settle(slot, Outcome::Refused(Box::new(refusal))),
+                    None => cx.counters.add(Counter::PublishesDropped, 1),
+                }
+            }
+        }
+    }
+
+    /// The declaration of the width that keyed batches are routed by (client-protocol 10.6). Never answered.
+    pub(super) fn declare_width(&mut self, id: StreamId, width: &PublishWidth<'_>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.publishes = true;
+        stream.declared = Some(Declared {
+            namespace: width.namespace.as_ref().into(),
+            stream: width.stream.as_ref().into(),
+            width: (width.shards, width.routing),
+        });
+    }
+
+    fn decide(
+        &mut self,
+        id: StreamId,
+        identity: usize,
+        incoming: &Incoming<'_>,
+        cx: &mut Cx<'_>,
+    ) -> Result<crate::access::Granted<crate::route::Place>, Refusal> {
+        if self.is_expired(identity) {
+            return Err(Refusal::unauthenticated());
+        }
+        if let Some(request) = incoming.unserved {
+            return Err(Refusal::not_served(request));
+        }
+        if incoming.records.is_empty() {
+            return Err(Refusal::invalid("an empty batch"));
+        }
+        if incoming.records.count() > BATCH_RECORDS_MAX {
+            return Err(Refusal::limit("too many records in a batch"));
+        }
+        let granted = self.publish_route(id, identity, incoming.name, cx)?;
+        let declared = self.streams.get(&id).and_then(|s| s.declared.as_ref());
+        let declared = declared.filter(|d| *d.namespace == *incoming.name.1 && *d.stream == *incoming.name.2);
+        let by = match incoming.shard {
+            Some(index) => Placing::Shard(index),
+            None => Placing::Key { key: incoming.key.as_deref(), declared: declared.map(|d| d.width) },
+        };
+        granted.try_map(|route| place(route, by)).map_err(|e| Refusal::from_route(&e))
+    }
+
+    /// The stream, if the identity may publish to it; from the memo when nothing has changed since.
+    fn publish_route(
+        &mut self,
+        id: StreamId,
+        identity: usize,
+        name: (&str, &str, &str),
+        cx: &mut Cx<'_>,
+    ) -> Result<GrantedRoute, Refusal> {
+        let Some(principal) = self.identities.get(identity).map(|i| Arc::clone(&i.principal)) else {
+            return Err(Refusal::unauthenticated());
+        };
+        let address = Arc::as_ptr(&principal) as usize;
+        let Some(stream) = self.streams.get_mut(&id) else { return Err(Refusal::unauthenticated()) };
+        if let Some(memo) = &stream.memo {
+            let route = memo.granted.get();
+            let same = (&*route.name.tenant, &*route.name.namespace, &*route.name.stream) == name;
+            if same && memo.routes_version == cx.routes.version && memo.principal == address {
+                return Ok(memo.granted.clone());
+            }
+        }
+        let right = principal.stream(Right::StreamPublish, name, ()).map_err(|_| Refusal::forbidden())?;
+        let route = cx.routes.stream(name, cx.scratch).ok_or_else(Refusal::unknown_stream)?;
+        let granted = right.map(|()| Arc::clone(route));
+        stream.memo =
+            Some(Memo { routes_version: cx.routes.version, principal: address, granted: granted.clone() });
+        Ok(granted)
+    }
+}

@@ -1,0 +1,101 @@
+//! Coded refusals of the broker (client-protocol 8). Scope: values.
+//! Invariants: a refusal says truly whether anything was written; only `unacknowledged` and its like leave it open.
+
+use std::borrow::Cow;
+
+use felix_wire::error_code::{ErrorCode, ErrorDetail, RetryClass};
+
+use crate::route::RouteError;
+
+/// What a client is told when it does not get what it asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub code: ErrorCode,
+    pub retry: RetryClass,
+    pub message: Cow<'static, str>,
+    pub reason: Option<&'static str>,
+    pub retry_after_ms: Option<u64>,
+}
+
+impl Refusal {
+    /// A refusal with the code's own retry class.
+    pub fn new(code: ErrorCode, message: &'static str) -> Refusal {
+        let retry = code.default_retry();
+        Refusal { code, retry, message: Cow::Borrowed(message), reason: None, retry_after_ms: None }
+    }
+
+    /// One message for every token that is not good.
+    pub fn unauthenticated() -> Refusal {
+        Refusal::new(ErrorCode::Unauthenticated, "authentication failed")
+    }
+
+    /// The right is missing.
+    pub fn forbidden() -> Refusal {
+        Refusal::new(ErrorCode::Forbidden, "permission denied")
+    }
+
+    /// No such stream, as far as this node's catalog goes.
+    pub fn unknown_stream() -> Refusal {
+        let mut refusal = Refusal::new(ErrorCode::NotFound, "unknown stream");
+        refusal.retry_after_ms = Some(200);
+        refusal
+    }
+
+    /// The request does not make sense.
+    pub fn invalid(message: &'static str) -> Refusal {
+        Refusal::new(ErrorCode::InvalidRequest, message)
+    }
+
+    /// A request of the protocol that this broker does not serve yet.
+    pub fn not_served(request: &str) -> Refusal {
+        let message = Cow::Owned(format!("{request} is not served by this broker"));
+        Refusal { message, ..Refusal::invalid("") }
+    }
+
+    /// A configured limit was reached.
+    pub fn limit(message: &'static str) -> Refusal {
+        Refusal::new(ErrorCode::LimitExceeded, message)
+    }
+
+    /// Waited for room for too long; nothing was claimed.
+    pub fn overloaded(retry_after_ms: u64) -> Refusal {
+        let mut refusal = Refusal::new(ErrorCode::Overloaded, "the shard is not keeping up");
+        refusal.reason = Some("publish_queue_full");
+        refusal.retry_after_ms = Some(retry_after_ms);
+        refusal
+    }
+
+    /// The broker is shutting down.
+    pub fn draining() -> Refusal {
+        Refusal::new(ErrorCode::Draining, "the broker is shutting down")
+    }
+
+    /// Nobody serves the shard here now; nothing was written.
+    pub fn unavailable(reason: &'static str) -> Refusal {
+        let mut refusal = Refusal::new(ErrorCode::ShardUnavailable, "the shard is not available");
+        refusal.reason = Some(reason);
+        refusal
+    }
+
+    /// The answer of a request that cannot be routed.
+    pub fn from_route(error: &RouteError<'_>) -> Refusal {
+        match error {
+            RouteError::NoSuchShard { .. } => Refusal::invalid("the stream has no such shard"),
+            RouteError::StaleWidth => {
+                Refusal::new(ErrorCode::StaleWidth, "routed by a width the stream does not have")
+            }
+            RouteError::OtherNode { .. } => {
+                Refusal::new(ErrorCode::NotLeader, "another node serves the shard")
+            }
+            RouteError::Unavailable { reason } => Refusal::unavailable(reason),
+        }
+    }
+
+    /// The structured part, when there is one.
+    pub fn detail(&self) -> Option<ErrorDetail> {
+        (self.reason.is_some() || self.retry_after_ms.is_some()).then(|| ErrorDetail {
+            reason: self.reason.map(Cow::Borrowed),
+            retry_after_ms: self.retry_after_ms,
+        })
+    }
+}

@@ -1,0 +1,191 @@
+//! Every other JSON request (client-protocol 11, 16, 17). Scope: functions of a session.
+//! Invariants: a request that is not served gets a coded refusal and the stream goes on.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use felix_runtime::quic::StreamId;
+use felix_wire::client::{
+    Message, NotLeader, Records, ShardKind, ShardOwner, ShardOwners, ShardOwnersView, StartPosition, StreamShards,
+    StreamShardsView, Subscribe, TopologyView, Unsupported,
+};
+use felix_wire::control::Action as Right;
+use felix_wire::features::Features;
+use felix_wire::id::{Generation, ShardIndex};
+use felix_wire::routing::KeyMapping;
+
+use super::publish::Incoming;
+use super::refusal::Refusal;
+use super::stream::Stream;
+use super::{Action, Cx, Session, SubscribeAction, write_error};
+use crate::access::Principal;
+use crate::route::{Placing, RouteError, place};
+use crate::shard::mail::Start;
+use crate::snapshot::Owner;
+use crate::turn::counters::Counter;
+
+impl Session {
+    pub(super) fn request(&mut self, id: StreamId, identity: usize, message: Message<'_>, cx: &mut Cx<'_>) {
+        match message {
+            Message::Publish(m) => {
+                cx.counters.add(Counter::JsonPublishes, 1);
+                let incoming = Incoming {
+                    name: (&m.tenant_id, &m.namespace, &m.stream),
+                    key: m.key.as_deref().map(Cow::Borrowed),
+                    shard: m.shard,
+                    records: Records::from_payloads([&m.payload]),
+                    ack: None,
+                    unserved: None,
+                };
+                self.json_publish(id, identity, incoming, (m.ack, m.request_id), cx);
+            }
+            Message::PublishBatch(m) => {
+                cx.counters.add(Counter::JsonPublishes, 1);
+                let incoming = Incoming {
+                    name: (&m.tenant_id, &m.namespace, &m.stream),
+                    key: m.key.as_deref().map(Cow::Borrowed),
+                    shard: m.shard,
+                    records: m.payloads.clone(),
+                    ack: None,
+                    unserved: None,
+                };
+                self.json_publish(id, identity, incoming, (m.ack, m.request_id), cx);
+            }
+            Message::PublishWidth(m) => self.declare_width(id, &m),
+            other => self.answered_request(id, identity, other, cx),
+        }
+    }
+
+    fn answered_request(&mut self, id: StreamId, identity: usize, message: Message<'_>, cx: &mut Cx<'_>) {
+        let expired = self.is_expired(identity);
+        let Some(principal) = self.identities.get(identity).map(|i| Arc::clone(&i.principal)) else { return };
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        if expired {
+            return write_error(stream, &Refusal::unauthenticated());
+        }
+        match message {
+            Message::Topology => {
+                let view = TopologyView { brokers: Vec::new() };
+                Message::TopologyView(view).encode_frame(stream.answers());
+            }
+            Message::StreamShards(m) => stream_shards(stream, &principal, &m, cx),
+            Message::ShardOwners(m) => shard_owners(stream, &principal, &m, cx),
+            Message::Subscribe(m) => subscribe(stream, (&principal, identity), &m, cx),
+            Message::Auth(_) => write_error(stream, &Refusal::invalid("the stream is authenticated already")),
+            Message::Unknown(unknown) => unsupported(stream, &unknown.type_name, None, unknown.request_id),
+            Message::Extension(m) => unsupported(stream, "extension", Some(&m.name), m.request_id),
+            other => write_error(stream, &Refusal::not_served(other.type_name())),
+        }
+    }
+}
+
+fn unsupported(
+    stream: &mut Stream,
+    request_type: &str,
+    extension: Option<&str>,
+    request_id: Option<felix_wire::id::RequestId>,
+) {
+    if !stream.features.contains(Features::UNSUPPORTED) {
+        return write_error(stream, &Refusal::invalid("unknown request"));
+    }
+    let answer = Unsupported {
+        request_type: request_type.into(),
+        extension: extension.map(Cow::Borrowed),
+        request_id,
+    };
+    Message::Unsupported(answer).encode_frame(stream.answers());
+}
+
+fn stream_shards(stream: &mut Stream, principal: &Principal, m: &StreamShards<'_>, cx: &mut Cx<'_>) {
+    let name = (&*m.tenant_id, &*m.namespace, &*m.stream);
+    if principal.sees_stream(name, ()).is_err() {
+        return write_error(stream, &Refusal::forbidden());
+    }
+    let route = cx.routes.stream(name, cx.scratch);
+    let view = StreamShardsView {
+        shards: route.map_or(0, |r| r.shards()),
+        request_id: m.request_id,
+        routing: route.map_or(KeyMapping::Modulo, |r| r.mapping),
+    };
+    Message::StreamShardsView(view).encode_frame(stream.answers());
+}
+
+fn shard_owners(stream: &mut Stream, principal: &Principal, m: &ShardOwners<'_>, cx: &mut Cx<'_>) {
+    let name = (&*m.tenant_id, &*m.namespace, &*m.name);
+    let caches = m.kind == ShardKind::Cache;
+    if !caches && principal.sees_stream(name, ()).is_err() {
+        return write_error(stream, &Refusal::forbidden());
+    }
+    if caches {
+        return write_error(stream, &Refusal::not_served("shard_owners of a cache"));
+    }
+    let hints = stream.features.contains(Features::CORE_HINTS);
+    let route = cx.routes.stream(name, cx.scratch);
+    let owners = route.map_or_else(Vec::new, |r| {
+        r.owners.iter().enumerate().map(|(i, owner)| owner_entry(i, owner, hints)).collect()
+    });
+    let view = ShardOwnersView { owners, request_id: m.request_id };
+    Message::ShardOwnersView(view).encode_frame(stream.answers());
+}
+
+/// One node: no address, so that clients stay on their connection (client-protocol 17.2).
+fn owner_entry(index: usize, owner: &Owner, hints: bool) -> ShardOwner<'_> {
+    let mut entry = ShardOwner {
+        shard: ShardIndex(u32::try_from(index).unwrap_or(u32::MAX)),
+        node_id: None,
+        addr: None,
+        generation: Generation(0),
+        unavailable: None,
+        core: None,
+    };
+    match owner {
+        Owner::Here { core, .. } => entry.core = hints.then_some(*core),
+        Owner::Node { node, addr, generation } => {
+            entry.node_id = Some(node.as_str().into());
+            entry.addr = addr.as_deref().map(Cow::Borrowed);
+            entry.generation = *generation;
+        }
+        Owner::Nobody { reason } => entry.unavailable = Some(Cow::Borrowed(*reason)),
+    }
+    entry
+}
+
+fn subscribe(stream: &mut Stream, who: (&Principal, usize), m: &Subscribe<'_>, cx: &mut Cx<'_>) {
+    let name = (&*m.tenant_id, &*m.namespace, &*m.stream);
+    let (principal, identity) = who;
+    let Ok(right) = principal.stream(Right::StreamSubscribe, name, ()) else {
+        return write_error(stream, &Refusal::forbidden());
+    };
+    let Some(route) = cx.routes.stream(name, cx.scratch).map(Arc::clone) else {
+        return write_error(stream, &Refusal::unknown_stream());
+    };
+    let placed = place(&route, Placing::Shard(m.shard.unwrap_or(ShardIndex(0))));
+    let place = match placed {
+        Ok(place) => right.map(|()| place),
+        Err(RouteError::OtherNode { node, addr, generation })
+            if stream.features.contains(Features::REDIRECT) =>
+        {
+            let answer =
+                NotLeader { node_id: node.into(), addr: addr.map(Cow::Borrowed), generation };
+            Message::NotLeader(answer).encode_frame(stream.answers());
+            return;
+        }
+        Err(error) => return write_error(stream, &Refusal::from_route(&error)),
+    };
+    let start = match m.start.unwrap_or(StartPosition::Latest) {
+        StartPosition::Latest => Start::Latest,
+        StartPosition::Earliest => Start::Earliest,
+        StartPosition::Offset(offset) => Start::At(offset),
+    };
+    stream.awaiting += 1;
+    cx.actions.push(Action::Subscribe(Box::new(SubscribeAction {
+        stream: stream.id,
+        place,
+        start,
+        offsets: stream.features.contains(Features::POSITIONS),
+        queue_frames: m.queue_capacity,
+        identity,
+        reads_moved: stream.features.contains(Features::SHARD_MOVED),
+        reads_deleted: stream.features.contains(Features::STREAM_DELETED),
+    })));
+}

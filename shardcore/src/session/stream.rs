@@ -1,0 +1,186 @@
+//! One stream of a connection: bytes in to frames, answers out. Sans-io.
+//! Scope: one per stream that the client opened. Owns: its reassembly, its unwritten answers, its unanswered publishes.
+//! Invariants: answers are bounded (`OUT_BYTES_MAX`), because a stream whose answers are not read is not read either;
+//! our half is finished once the client's is and everything is answered.
+//! Not here: what a frame means (`session`).
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use felix_runtime::clock::Tick;
+use felix_runtime::quic::{ConnKey, Dir, Quic, StreamId, WriteState};
+use felix_wire::features::Features;
+use felix_wire::flags::Flags;
+use felix_wire::frame::FrameReader;
+use felix_wire::routing::KeyMapping;
+
+use super::acks::{AckDialect, AckRing};
+use crate::access::Granted;
+use crate::snapshot::StreamRoute;
+
+/// Answers that may wait for the client to read them, per stream.
+pub const OUT_BYTES_MAX: usize = 256 << 10;
+
+/// How far the stream has come.
+#[derive(Debug)]
+pub enum Phase {
+    /// Nothing but `auth` is accepted.
+    Silent,
+    /// `auth` was read; its signature waits for a key set.
+    WaitingKeys { tenant: Arc<str>, token: Box<str>, client: ClientWords, since: Tick },
+    /// Requests are served under the identity with this index.
+    Open { identity: usize },
+    /// Refused or broken: nothing is read any more.
+    Over,
+}
+
+/// What the client announced in `auth`. Absent flags: it knows no negotiation.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ClientWords {
+    pub flags: Option<Flags>,
+    pub features: Features,
+    /// The client set the marker of the second word.
+    pub extended: bool,
+}
+
+/// The width a client said it routes by (client-protocol 10.6).
+#[derive(Debug)]
+pub struct Declared {
+    pub namespace: Box<str>,
+    pub stream: Box<str>,
+    pub width: (u32, KeyMapping),
+}
+
+/// The stream last published to, so that the next publish to it needs no look-up.
+#[derive(Debug)]
+pub struct Memo {
+    pub routes_version: u64,
+    /// Address of the principal the right was found with.
+    pub principal: usize,
+    pub granted: Granted<Arc<StreamRoute>>,
+}
+
+/// State of our sending half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sending {
+    Open,
+    /// Finished, stopped by the peer, or never there (unidirectional).
+    Closed,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Stream {
+    pub id: StreamId,
+    pub reader: FrameReader,
+    pub phase: Phase,
+    pub dialect: AckDialect,
+    pub features: Features,
+    pub acks: AckRing,
+    pub declared: Option<Declared>,
+    pub memo: Option<Memo>,
+    /// Publishes handed on and not settled.
+    pub unsettled: usize,
+    pub unsettled_bytes: usize,
+    /// Requests whose answer comes from elsewhere.
+    pub awaiting: u32,
+    /// A publish was read here: bare errors are not written any more (client-protocol 10.4).
+    pub publishes: bool,
+    /// The client's half has ended.
+    pub read_done: bool,
+    /// Reading stopped because something of this stream is not settled, answered or read.
+    pub held: bool,
+    /// Since when a frame is incomplete.
+    pub frame_since: Option<Tick>,
+    sending: Sending,
+    out: BytesMut,
+    front: Bytes,
+}
+
+impl Stream {
+    /// A stream the client opened.
+    pub fn new(id: StreamId, dir: Dir, frame_max: u32) -> Stream {
+        Stream {
+            id,
+            reader: FrameReader::new(frame_max),
+            phase: Phase::Silent,
+            dialect: AckDialect { flags: Flags::UNANNOUNCED, ..AckDialect::default() },
+            features: Features::NONE,
+            acks: AckRing::default(),
+            declared: None,
+            memo: None,
+            unsettled: 0,
+            unsettled_bytes: 0,
+            awaiting: 0,
+            publishes: false,
+            read_done: false,
+            held: false,
+            frame_since: None,
+            sending: if dir == Dir::Bi { Sending::Open } else { Sending::Closed },
+            out: BytesMut::new(),
+            front: Bytes::new(),
+        }
+    }
+
+    /// Where answers are written; they leave with `flush`. Dropped when nobody can read them.
+    pub fn answers(&mut self) -> &mut BytesMut {
+        &mut self.out
+    }
+
+    /// Whether an answer can still reach the client.
+    pub fn can_answer(&self) -> bool {
+        self.sending == Sending::Open
+    }
+
+    /// Bytes of answers not taken by QUIC yet.
+    pub fn out_bytes(&self) -> usize {
+        self.out.len() + self.front.len()
+    }
+
+    /// The client does not want answers any more.
+    pub fn stopped(&mut self) {
+        self.sending = Sending::Closed;
+        self.out = BytesMut::new();
+        self.front = Bytes::new();
+    }
+
+    /// Writes settled acks and answers as far as QUIC takes them, and finishes our half when it is due.
+    pub fn flush(&mut self, quic: &mut Quic, conn: ConnKey) {
+        self.acks.flush(self.dialect, &mut self.out);
+        if self.sending == Sending::Closed {
+            self.out.clear();
+            return;
+        }
+        loop {
+            if self.front.is_empty() {
+                if self.out.is_empty() {
+                    break;
+                }
+                self.front = self.out.split().freeze();
+            }
+            let outcome = quic.write(conn, self.id, &mut self.front);
+            if matches!(outcome.state, WriteState::Stopped(_) | WriteState::Gone) {
+                return self.stopped();
+            }
+            if outcome.state == WriteState::Blocked {
+                return;
+            }
+        }
+        let over = matches!(self.phase, Phase::Over);
+        if over || (self.read_done && self.is_settled()) {
+            quic.finish(conn, self.id);
+            self.sending = Sending::Closed;
+        }
+    }
+
+    /// Nothing is owed to the client.
+    pub fn is_settled(&self) -> bool {
+        self.acks.unanswered() == 0 && self.awaiting == 0 && !matches!(self.phase, Phase::WaitingKeys { .. })
+    }
+
+    /// Both halves have ended and nothing refers to it.
+    pub fn is_finished(&self) -> bool {
+        let over = matches!(self.phase, Phase::Over);
+        (self.read_done || over) && self.sending == Sending::Closed && self.unsettled == 0 && self.awaiting == 0
+    }
+}

@@ -1,0 +1,102 @@
+//! What goes to a shard and what comes back: the same values by call on one core and by mailbox between two.
+//! Scope: values. A publish carries item and byte credit of its pair of cores, and gets exactly one answer
+//! (`Published` or `Bounced`), which gives the credit back.
+
+use felix_wire::client::Records;
+use felix_wire::id::{Generation, Offset};
+
+use super::ring::Page;
+use crate::snapshot::ShardId;
+
+/// Names a publish at its sender; meaningless to the owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct JobToken(pub u64);
+
+/// Names a subscription at its sender; meaningless to the owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SubToken(pub u64);
+
+/// One batch on its way to the owner. Records are never empty.
+#[derive(Debug)]
+pub struct Job {
+    pub token: JobToken,
+    pub records: Records,
+}
+
+/// Where a subscription begins (client-protocol 5.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    Latest,
+    Earliest,
+    At(Offset),
+}
+
+/// Which cursor a pull moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// The feed of the asking core: the answer waits until there is something, and everything from `from` on is pinned.
+    Live,
+    /// One subscription that is below its feed: answered at once, nothing pinned.
+    CatchUp(SubToken),
+}
+
+/// To the owner of a shard, with the sender's core beside it.
+#[derive(Debug)]
+pub struct ToShard {
+    pub shard: ShardId,
+    /// The generation the sender's routes name; another one is `Moved`.
+    pub generation: Generation,
+    pub what: ShardInput,
+}
+
+/// See `ToShard`.
+#[derive(Debug)]
+pub enum ShardInput {
+    /// `epoch` counts the lane's rounds: after a bounce everything of the same epoch bounces.
+    Publish { epoch: u32, job: Job },
+    Subscribe { token: SubToken, start: Start },
+    Pull { reader: Reader, from: Offset, bytes_max: usize },
+    /// The core has no subscription left.
+    Unlink,
+}
+
+/// Why a publish came back. Nothing was claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bounce {
+    /// The ring is pinned to its bound; `Room` follows.
+    Full,
+    /// Not this core, or not this generation. Newer routes follow.
+    Moved,
+}
+
+/// Why the subscriptions of a shard end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    Deleted,
+    Moved,
+}
+
+/// From the owner of a shard.
+#[derive(Debug)]
+pub struct FromShard {
+    pub shard: ShardId,
+    pub generation: Generation,
+    pub what: ShardOutput,
+}
+
+/// See `FromShard`.
+#[derive(Debug)]
+pub enum ShardOutput {
+    /// Appended from `base` on.
+    Published { token: JobToken, base: Offset },
+    Bounced { epoch: u32, job: Job, why: Bounce },
+    /// Claims are possible again.
+    Room,
+    Subscribed { token: SubToken, start: Offset, end: Offset },
+    /// The start lies outside what is held: below (`available` is the oldest) or above (`available` is the end).
+    SubscribeRefused { token: SubToken, too_old: bool, requested: Offset, available: Offset },
+    /// The shard is not served here at that generation.
+    SubscribeMoved { token: SubToken },
+    Page { reader: Reader, page: Page },
+    Ended { why: Ending },
+}

@@ -1,0 +1,203 @@
+//! One shard: claims offsets in arrival order, appends, settles, feeds the cores that read it. Sans-io.
+//! Scope: one per shard and generation, on the core that owns it. Owns: its ring and one link per reading core.
+//! Invariants: a publish is answered once, from an `Appended`; nothing a linked core has not been sent is evicted; after
+//! a bounce nothing of the same lane epoch is appended, so a lane's order holds.
+//! Not here: which core asks for what (`turn`), subscribers (`projection::stream`).
+
+pub mod mail;
+pub mod ring;
+#[cfg(test)]
+mod tests;
+
+use std::num::NonZeroU32;
+
+use felix_wire::id::{CoreId, Generation, Offset};
+use smallvec::SmallVec;
+
+use crate::snapshot::ShardId;
+use mail::{Bounce, Ending, FromShard, Job, Reader, ShardInput, ShardOutput, Start, SubToken};
+use ring::{Ring, RingLimits};
+
+/// What one reading core was sent.
+#[derive(Debug)]
+struct Link {
+    core: CoreId,
+    /// First offset not sent yet; everything from here on is pinned.
+    next: Offset,
+    /// Bytes it has asked for and not got; 0 when it has not asked.
+    wanted_bytes: usize,
+}
+
+/// What is known of one publishing core.
+#[derive(Debug)]
+struct Sender {
+    core: CoreId,
+    /// The lane epoch that bounced last.
+    bounced: Option<u32>,
+    /// Waits for `Room`; the bytes its first bounced publish needs.
+    starved_bytes: Option<usize>,
+}
+
+/// Outputs of a turn, each with the core it goes to.
+pub type Outputs = Vec<(CoreId, FromShard)>;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Shard {
+    id: ShardId,
+    generation: Generation,
+    ring: Ring,
+    links: SmallVec<[Link; 4]>,
+    senders: SmallVec<[Sender; 4]>,
+}
+
+impl Shard {
+    /// A shard that begins empty at offset 0.
+    pub fn open(id: ShardId, generation: Generation, limits: RingLimits) -> Shard {
+        let ring = Ring::new(Offset(0), limits);
+        Shard { id, generation, ring, links: SmallVec::new(), senders: SmallVec::new() }
+    }
+
+    /// The generation it serves.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// Bytes its ring holds.
+    pub fn ring_bytes(&self) -> usize {
+        self.ring.bytes()
+    }
+
+    /// The next offset.
+    pub fn end(&self) -> Offset {
+        self.ring.end()
+    }
+
+    /// Gives up its oldest slot for the sake of the core's budget; the bytes freed, 0 when it is pinned or empty.
+    pub fn shrink(&mut self) -> usize {
+        let pin = self.pin();
+        self.ring.evict_oldest(pin)
+    }
+
+    /// Takes a batch, or bounces it. `room_on_core` is false when the core's budget for rings is used up.
+    pub fn publish(&mut self, from: CoreId, epoch: u32, job: Job, room_on_core: bool, out: &mut Outputs) {
+        let pin = self.pin();
+        let generation = self.generation;
+        let id = self.id;
+        let needed = job.records.encoded_len();
+        let sender = sender_of(&mut self.senders, from);
+        let again = sender.bounced == Some(epoch);
+        let count = NonZeroU32::new(job.records.count());
+        let room = room_on_core || self.ring.bytes() == 0;
+        let (Some(count), false, true) = (count, again, room && self.ring.make_room(needed, pin)) else {
+            sender.bounced = Some(epoch);
+            sender.starved_bytes.get_or_insert(needed);
+            let what = ShardOutput::Bounced { epoch, job, why: Bounce::Full };
+            out.push((from, FromShard { shard: id, generation, what }));
+            return;
+        };
+        let claim = self.ring.claim(count);
+        let appended = self.ring.append(claim, job.records, pin);
+        let what = ShardOutput::Published { token: job.token, base: appended.base() };
+        out.push((from, FromShard { shard: id, generation, what }));
+    }
+
+    /// Everything but a publish. Afterwards `flush` must run.
+    pub fn handle(&mut self, from: CoreId, input: ShardInput, out: &mut Outputs) {
+        match input {
+            ShardInput::Publish { epoch, job } => self.publish(from, epoch, job, true, out),
+            ShardInput::Subscribe { token, start } => self.subscribe(from, token, start, out),
+            ShardInput::Pull { reader: Reader::Live, from: next, bytes_max } => {
+                if let Some(link) = self.links.iter_mut().find(|l| l.core == from) {
+                    link.next = link.next.max(next);
+                    link.wanted_bytes = bytes_max;
+                }
+            }
+            ShardInput::Pull { reader, from: next, bytes_max } => {
+                let page = self.ring.page(next, bytes_max);
+                self.send(from, ShardOutput::Page { reader, page }, out);
+            }
+            ShardInput::Unlink => self.links.retain(|l| l.core != from),
+        }
+    }
+
+    /// Answers the pulls that can be answered and, when the core's ring budget allows, tells starved senders of room.
+    /// Called once per turn.
+    pub fn flush(&mut self, room_on_core: bool, out: &mut Outputs) {
+        let end = self.ring.end();
+        for link in self.links.iter_mut().filter(|l| l.wanted_bytes > 0 && l.next < end) {
+            let page = self.ring.page(link.next, link.wanted_bytes);
+            link.next = page.next;
+            link.wanted_bytes = 0;
+            let what = ShardOutput::Page { reader: Reader::Live, page };
+            out.push((link.core, FromShard { shard: self.id, generation: self.generation, what }));
+        }
+        if room_on_core {
+            self.wake_starved(out);
+        }
+    }
+
+    /// Ends every subscription. The shard is dropped afterwards.
+    pub fn close(&mut self, why: Ending, out: &mut Outputs) {
+        for link in std::mem::take(&mut self.links) {
+            self.send(link.core, ShardOutput::Ended { why }, out);
+        }
+    }
+
+    /// Whether a sender waits for room; then `flush` must run whenever the core's ring budget shrinks.
+    pub fn has_starved(&self) -> bool {
+        self.senders.iter().any(|s| s.starved_bytes.is_some())
+    }
+
+    fn subscribe(&mut self, from: CoreId, token: SubToken, start: Start, out: &mut Outputs) {
+        let (oldest, end) = (self.ring.start(), self.ring.end());
+        let begin = match start {
+            Start::Latest => end,
+            Start::Earliest => oldest,
+            Start::At(offset) if offset < oldest || offset > end => {
+                let too_old = offset < oldest;
+                let available = if too_old { oldest } else { end };
+                let what = ShardOutput::SubscribeRefused { token, too_old, requested: offset, available };
+                return self.send(from, what, out);
+            }
+            Start::At(offset) => offset,
+        };
+        if !self.links.iter().any(|l| l.core == from) {
+            self.links.push(Link { core: from, next: end, wanted_bytes: 0 });
+        }
+        self.send(from, ShardOutput::Subscribed { token, start: begin, end }, out);
+    }
+
+    fn wake_starved(&mut self, out: &mut Outputs) {
+        if !self.has_starved() {
+            return;
+        }
+        let pin = self.pin();
+        for i in 0..self.senders.len() {
+            let Some(bytes) = self.senders[i].starved_bytes else { continue };
+            if !self.ring.make_room(bytes, pin) {
+                continue;
+            }
+            self.senders[i].starved_bytes = None;
+            let core = self.senders[i].core;
+            self.send(core, ShardOutput::Room, out);
+        }
+    }
+
+    /// Nothing at or above this offset may be evicted.
+    fn pin(&self) -> Offset {
+        self.links.iter().map(|l| l.next).min().unwrap_or(Offset(u64::MAX))
+    }
+
+    fn send(&self, to: CoreId, what: ShardOutput, out: &mut Outputs) {
+        out.push((to, FromShard { shard: self.id, generation: self.generation, what }));
+    }
+}
+
+fn sender_of(senders: &mut SmallVec<[Sender; 4]>, core: CoreId) -> &mut Sender {
+    let at = senders.iter().position(|s| s.core == core).unwrap_or_else(|| {
+        senders.push(Sender { core, bounced: None, starved_bytes: None });
+        senders.len() - 1
+    });
+    &mut senders[at]
+}

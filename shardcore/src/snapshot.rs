@@ -1,0 +1,265 @@
+//! What the admin thread tells every core, and what a core tells it. Scope: values, made once and never changed.
+//! Owns: nothing; a snapshot is immutable, shared by `Arc`, and sent to each core by mailbox.
+//! Invariants: a core serves a shard only at the generation its newest `Routes` names for it.
+//! Not here: how the snapshots are made (`node::agent`), what a core does with them (`turn`).
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use felix_wire::id::{CoreId, Generation, Incarnation, NodeId, ShardIndex};
+use felix_wire::routing::KeyMapping;
+use jsonwebtoken::DecodingKey;
+
+/// Tenant, namespace and name of a stream.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamName {
+    pub tenant: Arc<str>,
+    pub namespace: Arc<str>,
+    pub stream: Arc<str>,
+}
+
+impl StreamName {
+    fn key(&self) -> String {
+        format!("{}\0{}\0{}", self.tenant, self.namespace, self.stream)
+    }
+}
+
+/// One life of one stream on this node: unique for the process, never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamUid(pub u64);
+
+/// One shard of one life of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ShardId {
+    pub stream: StreamUid,
+    pub shard: ShardIndex,
+}
+
+/// Who serves a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// A core of this node, at exactly this generation.
+    Here { core: CoreId, generation: Generation },
+    /// Another node. `addr` is its client listener, where known.
+    Node { node: NodeId, addr: Option<Arc<str>>, generation: Generation },
+    /// Nobody. The reason is one of client-protocol 8 (`not_assigned`, `owner_unavailable`, ...).
+    Nobody { reason: &'static str },
+}
+
+/// A stream as the catalog and the assignments describe it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamRoute {
+    pub uid: StreamUid,
+    pub name: StreamName,
+    pub incarnation: Incarnation,
+    pub mapping: KeyMapping,
+    /// Asked for in the catalog. Served as in-memory until the log is built; see docs/status.md.
+    pub durable: bool,
+    /// One entry per shard, in shard order; never empty.
+    pub owners: Vec<Owner>,
+}
+
+impl StreamRoute {
+    /// Width of the stream.
+    pub fn shards(&self) -> u32 {
+        u32::try_from(self.owners.len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// All streams this node knows. Replaced whole.
+#[derive(Debug, Default)]
+pub struct Routes {
+    /// Rises with every snapshot; a core ignores an older one.
+    pub version: u64,
+    /// By `tenant NUL namespace NUL stream`: catalog names hold no NUL, so no other triple has the same key.
+    streams: HashMap<Box<str>, Arc<StreamRoute>, foldhash::fast::RandomState>,
+    tenants: HashMap<Arc<str>, (), foldhash::fast::RandomState>,
+}
+
+impl Routes {
+    /// A snapshot of `streams`; `tenants` are those of the synced catalog (a tenant may have no stream).
+    pub fn new(
+        version: u64,
+        streams: impl IntoIterator<Item = Arc<StreamRoute>>,
+        tenants: impl IntoIterator<Item = Arc<str>>,
+    ) -> Routes {
+        Routes {
+            version,
+            streams: streams.into_iter().map(|s| (s.name.key().into_boxed_str(), s)).collect(),
+            tenants: tenants.into_iter().map(|t| (t, ())).collect(),
+        }
+    }
+
+    /// The stream of that name. `scratch` is overwritten; keeping it saves an allocation per call.
+    pub fn stream(&self, name: (&str, &str, &str), scratch: &mut String) -> Option<&Arc<StreamRoute>> {
+        scratch.clear();
+        scratch.reserve(name.0.len() + name.1.len() + name.2.len() + 2);
+        for (i, part) in [name.0, name.1, name.2].into_iter().enumerate() {
+            if i > 0 {
+                scratch.push('\0');
+            }
+            scratch.push_str(part);
+        }
+        self.streams.get(scratch.as_str())
+    }
+
+    /// Whether the catalog holds the tenant.
+    pub fn has_tenant(&self, tenant: &str) -> bool {
+        self.tenants.contains_key(tenant)
+    }
+
+    /// Every stream, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<StreamRoute>> {
+        self.streams.values()
+    }
+}
+
+/// Verification keys of every tenant whose key set was fetched.
+#[derive(Default)]
+pub struct Keys {
+    /// Rises with every snapshot.
+    pub version: u64,
+    pub tenants: HashMap<Arc<str>, TenantKeys, foldhash::fast::RandomState>,
+}
+
+/// The keys of one tenant. A tenant with an empty list was asked for and has none (or the fetch failed).
+#[derive(Clone, Default)]
+pub struct TenantKeys {
+    /// (key id, key), current and verify-only ones.
+    pub keys: Vec<(Arc<str>, DecodingKey)>,
+}
+
+/// What a subscriber that does not keep up gets (semantics 4.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SlowSubscriber {
+    /// Claims of the shard stop until it has caught up.
+    Block,
+    /// New records are skipped for it until its queue has room.
+    DropNew,
+    /// Its oldest queued records are skipped.
+    DropOld,
+}
+
+/// Bounds and settings of one core. All byte counts are per core unless they say otherwise.
+#[derive(Clone, Debug)]
+pub struct CoreLimits {
+    /// Largest frame payload accepted, at most 16 MiB.
+    pub frame_bytes_max: u32,
+    /// Largest frame payload on a stream that has not authenticated.
+    pub preauth_frame_bytes_max: u32,
+    /// Streams of a connection on which nothing has authenticated.
+    pub preauth_streams_max: u32,
+    /// From the handshake to the first successful `auth` of a connection.
+    pub auth_timeout: Duration,
+    /// Connections of this core, and from one address.
+    pub connections_max: u32,
+    pub connections_per_ip_max: u32,
+    /// Unfinished frames of one connection together.
+    pub partial_frame_bytes_max: usize,
+    /// Parked publishes of one stream.
+    pub parked_bytes_per_stream: usize,
+    /// Acked publishes a stream may have unanswered (PUBLISH_PIPELINE).
+    pub publish_window: u32,
+    /// How long an acked publish may stay parked before it is refused `overloaded`.
+    pub publish_queue_wait: Duration,
+    /// Records and bytes of a live event frame (at least one record).
+    pub live_frame_records: u32,
+    pub live_frame_bytes: usize,
+    /// Records and bytes of a history frame.
+    pub history_frame_records: u32,
+    pub history_frame_bytes: usize,
+    /// Queue of a subscriber: frames by default and at most on request, and bytes whatever the count.
+    pub subscriber_queue_frames: u32,
+    pub subscriber_queue_frames_max: u32,
+    pub subscriber_queue_bytes: usize,
+    pub slow_subscriber: SlowSubscriber,
+    pub subscriptions_per_connection: u32,
+    pub subscriptions_max: u32,
+    /// Replay ring of a shard.
+    pub ring_records_max: u32,
+    pub ring_bytes_max: usize,
+    /// All rings of the core together.
+    pub rings_bytes_max: usize,
+    /// Requests and bytes one core may have unanswered at one other core.
+    pub pair_credit_items: u32,
+    pub pair_credit_bytes: usize,
+    /// Receive windows (architecture 7).
+    pub stream_window: u32,
+    pub conn_window_before_auth: u32,
+    pub conn_window: u32,
+    /// All receive windows of the core's authenticated connections together.
+    pub windows_bytes_max: usize,
+    /// Shed unacked publishes of a full shard instead of waiting (the original's behaviour).
+    pub shed: bool,
+    /// Half of the drain budget is a grace for open connections.
+    pub drain_timeout: Duration,
+    /// How long to wait after the last answer for the peer's acknowledgement before CONNECTION_CLOSE.
+    pub close_wait: Duration,
+    /// Token checks: clock leeway.
+    pub token_leeway: Duration,
+}
+
+impl Default for CoreLimits {
+    fn default() -> CoreLimits {
+        const MIB: usize = 1 << 20;
+        CoreLimits {
+            frame_bytes_max: 16 << 20,
+            preauth_frame_bytes_max: 64 << 10,
+            preauth_streams_max: 16,
+            auth_timeout: Duration::from_secs(10),
+            connections_max: 8_192,
+            connections_per_ip_max: 512,
+            partial_frame_bytes_max: 16 * MIB,
+            parked_bytes_per_stream: 4 * MIB,
+            publish_window: 256,
+            publish_queue_wait: Duration::from_millis(2_000),
+            live_frame_records: 64,
+            live_frame_bytes: 256 << 10,
+            history_frame_records: 256,
+            history_frame_bytes: MIB,
+            subscriber_queue_frames: 512,
+            subscriber_queue_frames_max: 4_096,
+            subscriber_queue_bytes: 16 * MIB,
+            slow_subscriber: SlowSubscriber::DropNew,
+            subscriptions_per_connection: 4_096,
+            subscriptions_max: 16_384,
+            ring_records_max: 1_024,
+            ring_bytes_max: 64 * MIB,
+            rings_bytes_max: 1_024 * MIB,
+            pair_credit_items: 1_024,
+            pair_credit_bytes: 64 * MIB,
+            stream_window: 4 << 20,
+            conn_window_before_auth: 256 << 10,
+            conn_window: 16 << 20,
+            windows_bytes_max: 4_096 * MIB,
+            shed: false,
+            drain_timeout: Duration::from_secs(25),
+            close_wait: Duration::from_secs(1),
+            token_leeway: Duration::from_secs(5),
+        }
+    }
+}
+
+/// From the admin thread to a core.
+pub enum ToCore {
+    Routes(Arc<Routes>),
+    Keys(Arc<Keys>),
+    /// New connections use this configuration; live ones stay.
+    Tls(Arc<rustls::ServerConfig>),
+    /// Refuse new connections, settle, answer what runs, close; then `FromCore::Drained`.
+    Drain,
+    /// Close everything at once and end the loop.
+    Stop,
+}
+
+/// From a core to the admin thread.
+pub enum FromCore {
+    /// The core's socket is served.
+    Ready { core: CoreId, addr: SocketAddr },
+    /// A token names a key that the newest `Keys` does not hold. Answered by a newer `Keys`, also when it was not found.
+    NeedKeys { tenant: Arc<str>, kid: Arc<str> },
+    /// All connections are closed.
+    Drained { core: CoreId },
+}

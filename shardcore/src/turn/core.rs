@@ -1,0 +1,555 @@
+//! One core: connections, sessions, the shards it owns and the feeds it reads. Sans-io: datagrams, messages and time in,
+//! datagrams and messages out. The real loop (`run`) and the simulator drive the same value.
+//! Scope: one per core. Owns: everything that is not a socket or a clock.
+//! Invariants: a core touches its own shards only; what goes to another core's shard is a message that carries credit;
+//! every publish handed on is settled once, also when its connection is gone.
+//! Not here: what a frame means (`session`), what a shard does (`shard`).
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use felix_runtime::clock::Tick;
+use felix_runtime::mailbox::Credit;
+use felix_runtime::quic::{ConnKey, Dir, Quic, QuicEvent, StreamId, Transmits, VarInt};
+use felix_wire::id::CoreId;
+use slab::Slab;
+
+use super::counters::{CoreCounters, Counter};
+use super::lane::Lane;
+use super::publishing::Job;
+use super::ready::Ready;
+use super::subscribing::Sub;
+use crate::access::Access;
+use crate::projection::stream::feed::Feed;
+use crate::session::{Action, CLOSE_SHUTDOWN, Cx, Session};
+use crate::shard::mail::{Ending, FromShard, SubToken, ToShard};
+use crate::shard::ring::RingLimits;
+use crate::shard::{Outputs, Shard};
+use crate::snapshot::{CoreLimits, FromCore, Keys, Owner, Routes, ShardId, ToCore};
+
+/// Bytes read from streams in one turn before datagrams are looked at again.
+const TURN_BYTES: usize = 4 << 20;
+/// How often session deadlines, parked publishes and budgets are looked at.
+const SWEEP: Duration = Duration::from_millis(50);
+
+type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
+
+/// One datagram as received.
+#[derive(Debug)]
+pub struct Datagram {
+    pub remote: SocketAddr,
+    pub local_ip: Option<IpAddr>,
+    pub ecn: Option<u8>,
+    pub data: BytesMut,
+}
+
+/// From one core to another.
+#[derive(Debug)]
+pub enum Mail {
+    ToShard(ToShard),
+    FromShard(FromShard),
+    /// A datagram of a connection that the receiver owns.
+    Stray(Datagram),
+}
+
+/// How far a shutdown has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Drain {
+    No,
+    /// No new connections or streams; what was read is being settled.
+    Settling { until: Tick },
+    /// Everything is answered; the answers are on their way.
+    Leaving { until: Tick },
+    /// CONNECTION_CLOSE was sent.
+    Closing { until: Tick },
+    Done,
+}
+
+/// See the module.
+pub struct Core {
+    pub(super) id: CoreId,
+    pub(super) cores: u16,
+    /// Random per process; in-memory positions of another boot mean nothing.
+    pub(super) boot: u64,
+    pub(super) limits: Arc<CoreLimits>,
+    pub(super) counters: CoreCounters,
+    pub(super) quic: Quic,
+    access: Access,
+    keys: Arc<Keys>,
+    pub(super) routes: Arc<Routes>,
+    scratch: String,
+    pub(super) sessions: Map<ConnKey, Session>,
+    pub(super) shards: Map<ShardId, Shard>,
+    pub(super) rings_bytes: usize,
+    pub(super) lanes: Map<ShardId, Lane>,
+    /// Lanes that hold publishes back.
+    pub(super) blocked: Vec<ShardId>,
+    pub(super) jobs: Slab<Job>,
+    pub(super) credits: Vec<Credit>,
+    pub(super) feeds: Map<ShardId, Feed>,
+    pub(super) subs: Slab<Sub>,
+    pub(super) next_sub: u64,
+    pub(super) event_streams: Map<(ConnKey, StreamId), SubToken>,
+    pub(super) active: VecDeque<SubToken>,
+    pub(super) ready: Ready,
+    /// Streams with answers to write.
+    pub(super) touched: Vec<(ConnKey, StreamId)>,
+    actions: Vec<Action>,
+    pub(super) shard_out: Outputs,
+    /// Shards with something to answer at the end of the turn.
+    pub(super) dirty: Vec<ShardId>,
+    outbox: Vec<VecDeque<Mail>>,
+    admin_out: Vec<FromCore>,
+    next_sweep: Option<Tick>,
+    drain: Drain,
+    unix_s: u64,
+}
+
+/// What a core is made of.
+pub struct CoreParts {
+    pub id: CoreId,
+    pub cores: u16,
+    pub boot: u64,
+    pub limits: Arc<CoreLimits>,
+    pub counters: CoreCounters,
+    pub quic: Quic,
+}
+
+impl Core {
+    /// A core that knows no stream and no key.
+    pub fn new(parts: CoreParts) -> Core {
+        let CoreParts { id, cores, boot, limits, counters, quic } = parts;
+        let credit = || Credit::new(limits.pair_credit_items, limits.pair_credit_bytes as u64);
+        Core {
+            id,
+            cores,
+            boot,
+            credits: std::iter::repeat_with(credit).take(usize::from(cores)).collect(),
+            outbox: std::iter::repeat_with(VecDeque::new).take(usize::from(cores)).collect(),
+            limits,
+            counters,
+            quic,
+            access: Access::default(),
+            keys: Arc::default(),
+            routes: Arc::default(),
+            scratch: String::new(),
+            sessions: Map::default(),
+            shards: Map::default(),
+            rings_bytes: 0,
+            lanes: Map::default(),
+            blocked: Vec::new(),
+            jobs: Slab::new(),
+            feeds: Map::default(),
+            subs: Slab::new(),
+            next_sub: 0,
+            event_streams: Map::default(),
+            active: VecDeque::new(),
+            ready: Ready::default(),
+            touched: Vec::new(),
+            actions: Vec::new(),
+            shard_out: Vec::new(),
+            dirty: Vec::new(),
+            admin_out: Vec::new(),
+            next_sweep: None,
+            drain: Drain::No,
+            unix_s: 0,
+        }
+    }
+
+    /// A received datagram. One that belongs to another core goes there untouched.
+    pub fn handle_datagram(&mut self, now: Tick, datagram: Datagram) {
+        self.counters.add(Counter::Datagrams, 1);
+        let owner = Quic::core_of_datagram(&datagram.data, self.cores);
+        match owner {
+            Some(core) if core != self.id.0 => {
+                self.counters.add(Counter::StrayDatagrams, 1);
+                if let Some(outbox) = self.outbox.get_mut(usize::from(core)) {
+                    // Bounded like the network it stands for: a full box loses the datagram.
+                    if outbox.len() < felix_runtime::mailbox::MAILBOX_SLOTS as usize {
+                        outbox.push_back(Mail::Stray(datagram));
+                    }
+                }
+            }
+            _ => {
+                let Datagram { remote, local_ip, ecn, data } = datagram;
+                self.quic.handle_datagram(now, remote, local_ip, ecn, data);
+            }
+        }
+    }
+
+    /// A message of another core.
+    pub fn handle_mail(&mut self, now: Tick, from: CoreId, mail: Mail) {
+        match mail {
+            Mail::Stray(Datagram { remote, local_ip, ecn, data }) => {
+                self.quic.handle_datagram(now, remote, local_ip, ecn, data);
+            }
+            Mail::ToShard(to) => {
+                self.to_own_shard(from, to);
+                self.route_outputs(now);
+            }
+            Mail::FromShard(answer) => self.from_shard(now, answer),
+        }
+    }
+
+    /// A message of the admin thread. False when the core is to end.
+    pub fn handle_admin(&mut self, now: Tick, message: ToCore) -> bool {
+        match message {
+            ToCore::Routes(routes) => self.take_routes(now, routes),
+            ToCore::Keys(keys) => self.take_keys(now, keys),
+            ToCore::Tls(tls) => {
+                if let Err(error) = self.quic.set_server_tls(&tls) {
+                    tracing::error!(%error, "the new certificate cannot be used; the old one stays");
+                }
+            }
+            ToCore::Drain if self.drain == Drain::No => {
+                self.quic.refuse_new(true);
+                self.drain = Drain::Settling { until: now + self.limits.drain_timeout / 2 };
+            }
+            ToCore::Drain => {}
+            ToCore::Stop => {
+                self.close_all(now);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Runs everything that is due, within the turn's budget. True when there is more to do at once.
+    pub fn turn(&mut self, now: Tick, unix_s: u64) -> bool {
+        self.unix_s = unix_s;
+        self.counters.add(Counter::Turns, 1);
+        self.quic.handle_timeouts(now);
+        self.handle_events(now);
+        let mut bytes = 0;
+        while bytes < TURN_BYTES {
+            let Some(((conn, stream), budget)) = self.ready.pop() else { break };
+            bytes += self.pump(now, conn, stream, budget);
+        }
+        self.flush_shards(now);
+        self.flush_touched(now);
+        self.pump_subscriptions(now);
+        self.flush_shards(now);
+        if self.next_sweep.is_none_or(|at| at <= now) {
+            self.sweep(now);
+        }
+        self.advance_drain(now);
+        !self.ready.is_empty() || !self.active.is_empty() || !self.touched.is_empty()
+    }
+
+    /// Datagrams to send.
+    pub fn poll_transmit(&mut self, now: Tick, batch: &mut Transmits) -> usize {
+        self.quic.poll_transmit(now, batch)
+    }
+
+    /// The next message to another core; `give_back` returns it when there is no room.
+    pub fn poll_mail(&mut self, to: CoreId) -> Option<Mail> {
+        self.outbox.get_mut(usize::from(to.0))?.pop_front()
+    }
+
+    /// The message found no room; it stays first.
+    pub fn give_back(&mut self, to: CoreId, mail: Mail) {
+        if let Some(outbox) = self.outbox.get_mut(usize::from(to.0)) {
+            outbox.push_front(mail);
+        }
+    }
+
+    /// Whether messages wait for room in a mailbox.
+    pub fn has_mail(&self) -> bool {
+        self.outbox.iter().any(|o| !o.is_empty())
+    }
+
+    /// What the admin thread is to be told.
+    pub fn poll_admin(&mut self) -> Option<FromCore> {
+        self.admin_out.pop()
+    }
+
+    /// When `turn` must run next if nothing arrives.
+    pub fn next_timeout(&mut self) -> Option<Tick> {
+        let idle = self.sessions.is_empty() && self.jobs.is_empty() && self.drain == Drain::No;
+        let sweep = self.next_sweep.filter(|_| !idle);
+        self.quic.next_timeout().into_iter().chain(sweep).min()
+    }
+
+    /// Whether a drain has ended.
+    pub fn is_drained(&self) -> bool {
+        self.drain == Drain::Done
+    }
+
+    /// A view for a session call.
+    pub(super) fn with_session<R>(
+        &mut self,
+        now: Tick,
+        conn: ConnKey,
+        f: impl FnOnce(&mut Session, &mut Cx<'_>) -> R,
+    ) -> Option<R> {
+        let session = self.sessions.get_mut(&conn)?;
+        let mut cx = Cx {
+            now,
+            now_s: self.unix_s,
+            core: self.id,
+            cores: self.cores,
+            draining: self.drain != Drain::No,
+            quic: &mut self.quic,
+            limits: &self.limits,
+            access: &mut self.access,
+            keys: &self.keys,
+            routes: &self.routes,
+            counters: &self.counters,
+            scratch: &mut self.scratch,
+            actions: &mut self.actions,
+        };
+        Some(f(session, &mut cx))
+    }
+
+    fn handle_events(&mut self, now: Tick) {
+        while let Some((conn, event)) = self.quic.poll_event() {
+            match event {
+                QuicEvent::Connected => {
+                    self.sessions.insert(conn, Session::new(conn, now));
+                    self.next_sweep.get_or_insert(now + SWEEP);
+                }
+                QuicEvent::StreamOpened { stream, dir } => {
+                    self.with_session(now, conn, |s, cx| s.opened(stream, dir, cx));
+                    self.run_actions(now, conn);
+                }
+                QuicEvent::Readable { stream } => self.make_ready(conn, stream),
+                QuicEvent::Writable { stream } => match self.event_streams.get(&(conn, stream)) {
+                    Some(token) => self.active.push_back(*token),
+                    None => self.touched.push((conn, stream)),
+                },
+                QuicEvent::Stopped { stream, .. } => match self.event_streams.get(&(conn, stream)).copied() {
+                    Some(token) => self.end_subscription(now, token),
+                    None => {
+                        self.with_session(now, conn, |s, cx| s.stopped(stream, cx));
+                    }
+                },
+                QuicEvent::Closed { .. } => self.forget_connection(now, conn),
+                QuicEvent::Finished { .. } | QuicEvent::StreamsAvailable { dir: Dir::Bi | Dir::Uni } => {}
+            }
+        }
+    }
+
+    fn forget_connection(&mut self, now: Tick, conn: ConnKey) {
+        if self.sessions.remove(&conn).is_none() {
+            self.counters.add(Counter::HandshakeFailures, 1);
+            return;
+        }
+        let ended: Vec<SubToken> = self.subs.iter().filter(|(_, s)| s.conn == conn).map(|(_, s)| s.token).collect();
+        for token in ended {
+            self.end_subscription(now, token);
+        }
+    }
+
+    pub(super) fn make_ready(&mut self, conn: ConnKey, stream: StreamId) {
+        if let Some(session) = self.sessions.get(&conn) {
+            self.ready.push(session.tenant_of(stream), (conn, stream));
+        }
+    }
+
+    fn pump(&mut self, now: Tick, conn: ConnKey, stream: StreamId, budget: usize) -> usize {
+        if matches!(self.drain, Drain::Leaving { .. } | Drain::Closing { .. } | Drain::Done) {
+            return 0;
+        }
+        let pumped = self.with_session(now, conn, |s, cx| s.pump(stream, budget, cx));
+        let Some(pumped) = pumped else { return 0 };
+        let tenant = self.sessions.get(&conn).and_then(|s| s.tenant_of(stream));
+        self.ready.charge(tenant, pumped.bytes);
+        self.run_actions(now, conn);
+        self.flush_stream(now, conn, stream);
+        if pumped.again {
+            self.make_ready(conn, stream);
+        }
+        let limits = Arc::clone(&self.limits);
+        let waiting = self.sessions.get_mut(&conn).map(|s| s.take_partial_waiting(&limits));
+        for other in waiting.unwrap_or_default() {
+            self.make_ready(conn, other);
+        }
+        pumped.bytes.max(1_024)
+    }
+
+    /// Carries out what a session asked for.
+    pub(super) fn run_actions(&mut self, now: Tick, conn: ConnKey) {
+        let mut actions = std::mem::take(&mut self.actions);
+        for action in actions.drain(..) {
+            match action {
+                Action::Publish { stream, place, records, ack } => {
+                    self.publish(now, (conn, stream), &place, records, ack);
+                }
+                Action::Subscribe(ask) => self.subscribe(now, conn, *ask),
+                Action::NeedKeys { tenant, kid } => self.admin_out.push(FromCore::NeedKeys { tenant, kid }),
+                Action::Close { code, reason } => {
+                    let reason = Bytes::from_static(reason.as_bytes());
+                    self.quic.close(now, conn, VarInt::from_u32(code), reason);
+                }
+            }
+        }
+        self.actions = actions;
+    }
+
+    fn flush_touched(&mut self, now: Tick) {
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.dedup();
+        for (conn, stream) in touched.drain(..) {
+            self.flush_stream(now, conn, stream);
+        }
+        if self.touched.is_empty() {
+            self.touched = touched;
+        }
+    }
+
+    fn flush_stream(&mut self, now: Tick, conn: ConnKey, stream: StreamId) {
+        if self.with_session(now, conn, |s, cx| s.flush(stream, cx)) == Some(true) {
+            self.make_ready(conn, stream);
+        }
+    }
+
+    /// Answers what the shards owe, until nothing more comes of it.
+    fn flush_shards(&mut self, now: Tick) {
+        while let Some(id) = self.dirty.pop() {
+            let room = self.rings_bytes < self.limits.rings_bytes_max;
+            let Some(shard) = self.shards.get_mut(&id) else { continue };
+            let before = shard.ring_bytes();
+            shard.flush(room, &mut self.shard_out);
+            self.rings_bytes = self.rings_bytes + shard.ring_bytes() - before;
+            self.route_outputs(now);
+        }
+    }
+
+    /// Sends what the shards said to whom it is for.
+    pub(super) fn route_outputs(&mut self, now: Tick) {
+        let mut outputs = std::mem::take(&mut self.shard_out);
+        for (core, answer) in outputs.drain(..) {
+            if core == self.id {
+                self.from_shard(now, answer);
+            } else if let Some(outbox) = self.outbox.get_mut(usize::from(core.0)) {
+                outbox.push_back(Mail::FromShard(answer));
+            }
+        }
+        if self.shard_out.is_empty() {
+            self.shard_out = outputs;
+        } else {
+            self.route_outputs(now);
+        }
+    }
+
+    /// Sends to the owner of a shard, which may be this core.
+    pub(super) fn to_shard(&mut self, now: Tick, owner: CoreId, to: ToShard) {
+        if owner == self.id {
+            self.to_own_shard(owner, to);
+            self.route_outputs(now);
+        } else if let Some(outbox) = self.outbox.get_mut(usize::from(owner.0)) {
+            outbox.push_back(Mail::ToShard(to));
+        }
+    }
+
+    fn sweep(&mut self, now: Tick) {
+        self.next_sweep = Some(now + SWEEP);
+        let conns: Vec<ConnKey> = self.sessions.keys().copied().collect();
+        for conn in conns {
+            let limits = Arc::clone(&self.limits);
+            let due = self.sessions.get(&conn).and_then(|s| s.next_timeout(&limits, self.unix_s, now));
+            if due.is_some_and(|at| at <= now) {
+                let ended = self.with_session(now, conn, |s, cx| s.handle_timeout(cx)).unwrap_or_default();
+                self.run_actions(now, conn);
+                for identity in ended {
+                    self.expire_subscriptions(now, conn, identity);
+                }
+            }
+        }
+        self.sweep_lanes(now);
+        self.counters.set(Counter::Connections, self.sessions.len() as u64);
+        self.counters.set(Counter::RingBytes, self.rings_bytes as u64);
+        self.counters.set(Counter::Shards, self.shards.len() as u64);
+        self.counters.set(Counter::Subscriptions, self.subs.len() as u64);
+        let refused = self.quic.refused();
+        let refused = refused.closing + refused.full + refused.per_ip;
+        let told = self.counters.get(Counter::ConnectionsRefused);
+        self.counters.add(Counter::ConnectionsRefused, refused.saturating_sub(told));
+        self.counters.set(Counter::MailDepth, self.outbox.iter().map(VecDeque::len).sum::<usize>() as u64);
+    }
+
+    fn take_keys(&mut self, now: Tick, keys: Arc<Keys>) {
+        self.keys = keys;
+        self.access.forget_all();
+        let waiting: Vec<ConnKey> =
+            self.sessions.iter().filter(|(_, s)| s.waits_for_keys()).map(|(conn, _)| *conn).collect();
+        for conn in waiting {
+            let streams = self.with_session(now, conn, |s, cx| s.keys_changed(cx)).unwrap_or_default();
+            self.run_actions(now, conn);
+            for stream in streams {
+                self.make_ready(conn, stream);
+            }
+        }
+    }
+
+    fn take_routes(&mut self, now: Tick, routes: Arc<Routes>) {
+        if routes.version < self.routes.version {
+            return;
+        }
+        self.routes = routes;
+        let routes = Arc::clone(&self.routes);
+        let mut served: Map<ShardId, felix_wire::id::Generation> = Map::default();
+        let mut streams: Map<crate::snapshot::StreamUid, ()> = Map::default();
+        for route in routes.iter() {
+            streams.insert(route.uid, ());
+            for (index, owner) in route.owners.iter().enumerate() {
+                if let Owner::Here { core, generation } = owner
+                    && *core == self.id
+                {
+                    let shard = felix_wire::id::ShardIndex(u32::try_from(index).unwrap_or(u32::MAX));
+                    served.insert(ShardId { stream: route.uid, shard }, *generation);
+                }
+            }
+        }
+        let gone: Vec<ShardId> =
+            self.shards.iter().filter(|(id, s)| served.get(id) != Some(&s.generation())).map(|(id, _)| *id).collect();
+        for id in gone {
+            let why = if streams.contains_key(&id.stream) { Ending::Moved } else { Ending::Deleted };
+            if let Some(mut shard) = self.shards.remove(&id) {
+                shard.close(why, &mut self.shard_out);
+                self.rings_bytes -= shard.ring_bytes();
+            }
+            self.route_outputs(now);
+        }
+        let ring = RingLimits {
+            records_max: u64::from(self.limits.ring_records_max),
+            bytes_max: self.limits.ring_bytes_max,
+        };
+        for (id, generation) in served {
+            self.shards.entry(id).or_insert_with(|| Shard::open(id, generation, ring));
+        }
+        self.reroute_lanes(now);
+    }
+
+    fn advance_drain(&mut self, now: Tick) {
+        match self.drain {
+            Drain::Settling { until } => {
+                let settled = self.jobs.is_empty() && self.sessions.values().all(Session::is_settled);
+                if settled || now >= until {
+                    let wait = self.limits.close_wait.min(Duration::from_millis(if self.sessions.is_empty() { 0 } else { 250 }));
+                    self.drain = Drain::Leaving { until: now + wait };
+                }
+            }
+            Drain::Leaving { until } if now >= until => {
+                self.close_all(now);
+                self.drain = Drain::Closing { until: now + self.limits.close_wait };
+            }
+            Drain::Closing { until } if now >= until || self.quic.connection_count() == 0 => {
+                self.drain = Drain::Done;
+                self.admin_out.push(FromCore::Drained { core: self.id });
+            }
+            _ => {}
+        }
+    }
+
+    fn close_all(&mut self, now: Tick) {
+        let conns: Vec<ConnKey> = self.sessions.keys().copied().collect();
+        for conn in conns {
+            let code = VarInt::from_u32(CLOSE_SHUTDOWN);
+            self.quic.close(now, conn, code, Bytes::from_static(b"shutting down"));
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! What runs on a core. `core` is the state machine, `run` the one loop around it.
+
+pub mod core;
+pub mod counters;
+pub mod lane;
+mod publishing;
+mod ready;
+mod run;
+mod subscribing;
+#[cfg(test)]
+mod tests;
+
+pub use self::run::{CoreArgs, CoreStart, run_core};

@@ -1,0 +1,375 @@
+//! Subscriptions of the connections on this core. Scope: functions of a core.
+//! Invariants: the answer to `subscribe` is written before any event; a uni stream is opened with its hello; a subscription
+//! ends with its connection, its stream, its identity or its shard, and its feed with its last subscription.
+
+use bytes::{Bytes, BytesMut};
+use felix_runtime::clock::Tick;
+use felix_runtime::quic::{ConnKey, StreamId, WriteState};
+use felix_wire::client::{
+    CursorErrorReason, EventStreamHello, Message, ShardMoved, StreamDeleted, SubscribeCursorError, Subscribed,
+};
+use felix_wire::id::{Generation, Offset, SubscriptionId};
+
+use super::core::Core;
+use super::counters::Counter;
+use crate::projection::stream::feed::{Feed, PULL_BYTES};
+use crate::projection::stream::frame::FrameLimits;
+use crate::projection::stream::subscription::{QueueLimits, Subscription};
+use crate::session::SubscribeAction;
+use crate::session::refusal::Refusal;
+use crate::shard::mail::{Ending, Reader, ShardInput, ShardOutput, SubToken, ToShard};
+use crate::shard::ring::Page;
+use crate::snapshot::ShardId;
+
+/// Bytes written to one subscriber before the next has its turn.
+const WRITE_QUANTUM_BYTES: usize = 1 << 20;
+
+/// A subscription and where its bytes go.
+#[derive(Debug)]
+pub struct Sub {
+    pub token: SubToken,
+    pub conn: ConnKey,
+    shard: ShardId,
+    generation: Generation,
+    identity: usize,
+    offsets: bool,
+    reads_moved: bool,
+    reads_deleted: bool,
+    queue: QueueLimits,
+    asked_frames: bool,
+    answer_on: StreamId,
+    /// Set once the owner has confirmed it.
+    live: Option<LiveSub>,
+}
+
+#[derive(Debug)]
+struct LiveSub {
+    id: SubscriptionId,
+    stream: StreamId,
+    cursor: Subscription,
+}
+
+impl Core {
+    pub(super) fn subscribe(&mut self, now: Tick, conn: ConnKey, ask: SubscribeAction) {
+        let place = *ask.place.get();
+        let limits = &self.limits;
+        let over = self.subs.len() >= limits.subscriptions_max as usize
+            || self.sessions.get(&conn).is_none_or(|s| s.subscriptions >= limits.subscriptions_per_connection);
+        if over {
+            let refusal = Refusal::limit("too many subscriptions");
+            self.with_session(now, conn, |s, cx| s.answer_refusal(ask.stream, &refusal, cx));
+            return;
+        }
+        let frames = ask.queue_frames.filter(|n| *n > 0).unwrap_or(limits.subscriber_queue_frames);
+        let queue = QueueLimits {
+            frames_max: frames.min(limits.subscriber_queue_frames_max) as usize,
+            bytes_max: limits.subscriber_queue_bytes,
+        };
+        let entry = self.subs.vacant_entry();
+        self.next_sub += 1;
+        let token = SubToken((self.next_sub << 20) | (entry.key() as u64 & 0xf_ffff));
+        entry.insert(Sub {
+            token,
+            conn,
+            shard: place.shard,
+            generation: place.generation,
+            identity: ask.identity,
+            offsets: ask.offsets,
+            reads_moved: ask.reads_moved,
+            reads_deleted: ask.reads_deleted,
+            queue,
+            asked_frames: ask.queue_frames.is_some(),
+            answer_on: ask.stream,
+            live: None,
+        });
+        if let Some(session) = self.sessions.get_mut(&conn) {
+            session.subscriptions += 1;
+        }
+        let feed = self.feeds.entry(place.shard).or_insert_with(|| Feed::new(place.core, place.generation));
+        feed.subscribers.push(token);
+        let what = ShardInput::Subscribe { token, start: ask.start };
+        self.to_shard(now, place.core, ToShard { shard: place.shard, generation: place.generation, what });
+    }
+
+    /// Writes what the subscribers with something to write can write.
+    pub(super) fn pump_subscriptions(&mut self, now: Tick) {
+        for _ in 0..self.active.len() {
+            let Some(token) = self.active.pop_front() else { return };
+            self.pump_subscription(now, token);
+        }
+    }
+
+    /// What a shard said that is not about a publish.
+    pub(super) fn from_shard_to_readers(
+        &mut self,
+        now: Tick,
+        shard: ShardId,
+        generation: Generation,
+        what: ShardOutput,
+    ) {
+        match what {
+            ShardOutput::Subscribed { token, start, end } => self.confirm(now, token, start, end),
+            ShardOutput::SubscribeRefused { token, too_old, requested, available } => {
+                let reason = if too_old { CursorErrorReason::TooOld } else { CursorErrorReason::InFuture };
+                let answer = SubscribeCursorError { reason, requested, available };
+                self.refuse_subscription(now, token, |s, cx, on| {
+                    s.answer(on, &Message::SubscribeCursorError(answer.clone()), cx);
+                });
+            }
+            ShardOutput::SubscribeMoved { token } => {
+                let refusal = Refusal::unavailable("not_ready");
+                self.refuse_subscription(now, token, |s, cx, on| s.answer_refusal(on, &refusal, cx));
+            }
+            ShardOutput::Page { reader: Reader::Live, page } => self.live_page(now, shard, generation, &page),
+            ShardOutput::Page { reader: Reader::CatchUp(token), page } => self.catch_up_page(now, token, &page),
+            ShardOutput::Ended { why } => self.end_feed(now, shard, generation, why),
+            ShardOutput::Published { .. } | ShardOutput::Bounced { .. } | ShardOutput::Room => {}
+        }
+    }
+
+    /// Ends a subscription without a word: its stream or connection is gone.
+    pub(super) fn end_subscription(&mut self, now: Tick, token: SubToken) {
+        let Some(sub) = self.remove_sub(token) else { return };
+        let Some(feed) = self.feeds.get_mut(&sub.shard) else { return };
+        feed.subscribers.retain(|t| *t != token);
+        let (owner, generation) = (feed.owner, feed.generation);
+        if feed.subscribers.is_empty() {
+            self.feeds.remove(&sub.shard);
+            let to = ToShard { shard: sub.shard, generation, what: ShardInput::Unlink };
+            self.to_shard(now, owner, to);
+        } else {
+            self.pull(now, sub.shard);
+        }
+    }
+
+    /// The identity's tokens have run out: its event streams end where the client can go on with a new one.
+    pub(super) fn expire_subscriptions(&mut self, now: Tick, conn: ConnKey, identity: usize) {
+        let of_identity = |s: &Sub| s.conn == conn && s.identity == identity;
+        let tokens: Vec<SubToken> =
+            self.subs.iter().filter(|(_, s)| of_identity(s)).map(|(_, s)| s.token).collect();
+        for token in tokens {
+            let Some(sub) = self.sub_mut(token) else { continue };
+            let last = sub.moved_frame();
+            match &mut sub.live {
+                Some(live) => {
+                    live.cursor.end(last, false);
+                    self.active.push_back(token);
+                }
+                None => self.end_subscription(now, token),
+            }
+        }
+    }
+
+    pub(super) fn sub_mut(&mut self, token: SubToken) -> Option<&mut Sub> {
+        self.subs.get_mut((token.0 & 0xf_ffff) as usize).filter(|s| s.token == token)
+    }
+
+    fn frame_limits(&self, live: bool) -> FrameLimits {
+        let l = &self.limits;
+        if live {
+            FrameLimits { records_max: l.live_frame_records, bytes_max: l.live_frame_bytes }
+        } else {
+            FrameLimits { records_max: l.history_frame_records, bytes_max: l.history_frame_bytes }
+        }
+    }
+
+    fn remove_sub(&mut self, token: SubToken) -> Option<Sub> {
+        self.sub_mut(token)?;
+        let sub = self.subs.remove((token.0 & 0xf_ffff) as usize);
+        self.counters.add(Counter::SubscriberDisconnects, 1);
+        if let Some(session) = self.sessions.get_mut(&sub.conn) {
+            session.subscriptions = session.subscriptions.saturating_sub(1);
+        }
+        if let Some(live) = &sub.live {
+            self.event_streams.remove(&(sub.conn, live.stream));
+            self.counters.add(Counter::SubscribeDropped, live.cursor.dropped());
+        }
+        Some(sub)
+    }
+
+    fn confirm(&mut self, now: Tick, token: SubToken, start: Offset, end: Offset) {
+        let boot = self.boot;
+        let policy = self.limits.slow_subscriber;
+        let Some(sub) = self.sub_mut(token) else { return };
+        let (conn, answer_on, shard, offsets) = (sub.conn, sub.answer_on, sub.shard, sub.offsets);
+        let (queue, generation) = (sub.queue, sub.generation);
+        let queue_capacity = sub.asked_frames.then(|| u32::try_from(queue.frames_max).unwrap_or(u32::MAX));
+        let Some(stream) = self.quic.open_uni(conn) else {
+            let refusal = Refusal::limit("the client allows no more event streams");
+            return self.refuse_subscription(now, token, |s, cx, on| s.answer_refusal(on, &refusal, cx));
+        };
+        let id = SubscriptionId((u64::from(self.id.0) << 40) | (token.0 >> 20));
+        let answer = Subscribed {
+            subscription_id: id,
+            start_offset: offsets.then_some(start),
+            live_offset: offsets.then_some(end),
+            queue_capacity,
+            boot: offsets.then(|| boot ^ (shard.stream.0 << 32) ^ generation.0),
+        };
+        self.with_session(now, conn, |s, cx| s.answer(answer_on, &Message::Subscribed(answer), cx));
+        let mut hello = BytesMut::new();
+        Message::EventStreamHello(EventStreamHello { subscription_id: id }).encode_frame(&mut hello);
+        let cursor = Subscription::new(start, end, queue, policy, offsets, hello.freeze());
+        if let Some(sub) = self.sub_mut(token) {
+            sub.live = Some(LiveSub { id, stream, cursor });
+        }
+        self.event_streams.insert((conn, stream), token);
+        self.active.push_back(token);
+        if let Some(feed) = self.feeds.get_mut(&shard) {
+            feed.confirmed(end);
+        }
+        self.pull(now, shard);
+    }
+
+    fn refuse_subscription(
+        &mut self,
+        now: Tick,
+        token: SubToken,
+        answer: impl FnOnce(&mut crate::session::Session, &mut crate::session::Cx<'_>, StreamId),
+    ) {
+        let Some(sub) = self.sub_mut(token) else { return };
+        let (conn, on) = (sub.conn, sub.answer_on);
+        self.with_session(now, conn, |s, cx| answer(s, cx, on));
+        self.end_subscription(now, token);
+    }
+
+    fn live_page(&mut self, now: Tick, shard: ShardId, generation: Generation, page: &Page) {
+        let limits = self.frame_limits(true);
+        let Some(feed) = self.feeds.get_mut(&shard).filter(|f| f.generation == generation) else { return };
+        let subs = &mut self.subs;
+        let active = &mut self.active;
+        let subscribers = std::mem::take(&mut feed.subscribers);
+        feed.take_page(page, limits, |frame| {
+            for token in &subscribers {
+                let Some(sub) = subs.get_mut((token.0 & 0xf_ffff) as usize) else { continue };
+                let Some(live) = sub.live.as_mut() else { continue };
+                let idle = live.cursor.is_idle();
+                if live.cursor.offer(&frame) && idle {
+                    active.push_back(*token);
+                }
+            }
+        });
+        feed.subscribers = subscribers;
+        self.pull(now, shard);
+    }
+
+    fn catch_up_page(&mut self, now: Tick, token: SubToken, page: &Page) {
+        let limits = self.frame_limits(false);
+        let Some(sub) = self.sub_mut(token) else { return };
+        let shard = sub.shard;
+        let feed_end = self.feeds.get(&shard).map_or(Offset(0), Feed::end);
+        if let Some(live) = self.sub_mut(token).and_then(|s| s.live.as_mut()) {
+            live.cursor.take_page(page, feed_end, limits);
+            self.active.push_back(token);
+        }
+        self.pull(now, shard);
+    }
+
+    /// Sends the feed's pull when one is due.
+    fn pull(&mut self, now: Tick, shard: ShardId) {
+        let Some(feed) = self.feeds.get_mut(&shard) else { return };
+        let subs = &self.subs;
+        let blocks = |token: &SubToken| {
+            let sub = subs.get((token.0 & 0xf_ffff) as usize);
+            sub.and_then(|s| s.live.as_ref()).is_some_and(|l| l.cursor.blocks())
+        };
+        let blocked = feed.subscribers.iter().any(blocks);
+        let Some(from) = feed.wants_pull(blocked) else { return };
+        let (owner, generation) = (feed.owner, feed.generation);
+        let what = ShardInput::Pull { reader: Reader::Live, from, bytes_max: PULL_BYTES };
+        self.to_shard(now, owner, ToShard { shard, generation, what });
+    }
+
+    fn pump_subscription(&mut self, now: Tick, token: SubToken) {
+        let mut written = 0;
+        loop {
+            let Some(sub) = self.subs.get_mut((token.0 & 0xf_ffff) as usize).filter(|s| s.token == token) else {
+                return;
+            };
+            let (conn, shard) = (sub.conn, sub.shard);
+            let Some(live) = sub.live.as_mut() else { return };
+            if written >= WRITE_QUANTUM_BYTES {
+                self.active.push_back(token);
+                return self.pull(now, shard);
+            }
+            let Some(chunk) = live.cursor.chunk() else { break };
+            let outcome = self.quic.write(conn, live.stream, chunk);
+            written += outcome.written;
+            match outcome.state {
+                WriteState::All => {}
+                WriteState::Blocked => break,
+                WriteState::Stopped(_) | WriteState::Gone => return self.end_subscription(now, token),
+            }
+        }
+        self.counters.add(Counter::EventBytes, written as u64);
+        self.after_pump(now, token);
+    }
+
+    fn after_pump(&mut self, now: Tick, token: SubToken) {
+        let Some(sub) = self.sub_mut(token) else { return };
+        let (conn, shard, generation) = (sub.conn, sub.shard, sub.generation);
+        let Some(live) = sub.live.as_mut() else { return };
+        if live.cursor.is_done() {
+            let stream = live.stream;
+            self.quic.finish(conn, stream);
+            return self.end_subscription(now, token);
+        }
+        if let Some(from) = live.cursor.wants_page() {
+            let bytes_max = self.limits.history_frame_bytes;
+            let owner = self.feeds.get(&shard).map(|f| f.owner);
+            let what = ShardInput::Pull { reader: Reader::CatchUp(token), from, bytes_max };
+            if let Some(owner) = owner {
+                self.to_shard(now, owner, ToShard { shard, generation, what });
+            }
+        }
+        self.pull(now, shard);
+    }
+
+    fn end_feed(&mut self, now: Tick, shard: ShardId, generation: Generation, why: Ending) {
+        let same = self.feeds.get(&shard).is_some_and(|f| f.generation == generation);
+        let Some(feed) = same.then(|| self.feeds.remove(&shard)).flatten() else { return };
+        for token in feed.subscribers {
+            let Some(sub) = self.sub_mut(token) else { continue };
+            let last = match why {
+                Ending::Moved => sub.moved_frame(),
+                Ending::Deleted => sub.deleted_frame(),
+            };
+            match sub.live.as_mut() {
+                Some(live) => {
+                    live.cursor.end(last, true);
+                    self.active.push_back(token);
+                }
+                None => {
+                    let refusal = Refusal::unavailable("moving");
+                    self.refuse_subscription(now, token, |s, cx, on| s.answer_refusal(on, &refusal, cx));
+                }
+            }
+        }
+    }
+}
+
+impl Sub {
+    /// The last frame of a subscription whose client may go on elsewhere or with another token.
+    fn moved_frame(&self) -> Bytes {
+        let Some(live) = self.live.as_ref().filter(|_| self.reads_moved) else { return Bytes::new() };
+        let moved = ShardMoved {
+            subscription_id: live.id,
+            resume_from: Some(live.cursor.undelivered()),
+            node_id: None,
+            addr: None,
+            generation: self.generation,
+        };
+        encode(&Message::ShardMoved(moved))
+    }
+
+    fn deleted_frame(&self) -> Bytes {
+        let Some(live) = self.live.as_ref().filter(|_| self.reads_deleted) else { return Bytes::new() };
+        encode(&Message::StreamDeleted(StreamDeleted { subscription_id: live.id }))
+    }
+}
+
+fn encode(message: &Message<'_>) -> Bytes {
+    let mut out = BytesMut::new();
+    message.encode_frame(&mut out);
+    out.freeze()
+}
