@@ -152,7 +152,7 @@ impl Quic {
         zero: Instant,
     ) -> Result<Quic, QuicError> {
         settings.check()?;
-        let transport = settings.shared_transport();
+        let transport = Arc::new(settings.transport());
         Quic::with_transport(settings, transport, tls, zero)
     }
 
@@ -236,9 +236,12 @@ impl Quic {
         }
         let crowded = self.admission.handshaking >= self.settings.retry_above_handshakes;
         if crowded && !incoming.remote_address_validated() && incoming.may_retry() {
-            if let Ok(meta) = self.endpoint.retry(incoming, &mut self.scratch) {
-                self.admission.refused.retried += 1;
-                self.queue_answer(meta);
+            match self.endpoint.retry(incoming, &mut self.scratch) {
+                Ok(meta) => {
+                    self.admission.refused.retried += 1;
+                    self.queue_answer(meta);
+                }
+                Err(error) => self.endpoint.ignore(error.into_incoming()),
             }
             return;
         }
@@ -295,6 +298,21 @@ impl Quic {
             self.touch(key.slot);
             self.close_locally(key);
         }
+    }
+
+    /// Ends every connection as `close` does, those in their handshake included. For the end of a machine: it looks
+    /// at every connection.
+    pub fn close_all(&mut self, now: Tick, code: VarInt, reason: &Bytes) {
+        let keys: Vec<ConnKey> = self.slots.iter().flatten().map(|conn| conn.key).collect();
+        for key in keys {
+            self.close(now, key, code, reason.clone());
+        }
+    }
+
+    /// Connections that still hold a slot: open ones, those in their handshake, and those that are over and wait
+    /// a few round trips for late datagrams.
+    pub fn held_count(&self) -> usize {
+        self.admission.held
     }
 
     /// Where the peer is now; clients may move.

@@ -96,6 +96,7 @@ impl ConnectionIdGenerator for CidSource {
 }
 
 #[cfg(test)]
+#[allow(clippy::indexing_slicing)]
 mod tests {
     use super::*;
 

@@ -383,7 +383,7 @@ impl Quic {
         self.zero + Duration::from_nanos(at.as_nanos())
     }
 
-    /// Rounds up: a deadline is never reported early by rounding.
+    /// Exact: both count nanoseconds.
     fn tick(&self, at: Instant) -> Tick {
         Tick::ZERO + at.saturating_duration_since(self.zero)
     }

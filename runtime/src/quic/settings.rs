@@ -4,7 +4,6 @@
 //! packet fits both its length field (14 bits) and the initial congestion window.
 //! Not here: certificates (tls), socket buffers (udp).
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use quinn_proto::{IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
@@ -63,7 +62,8 @@ pub struct QuicSettings {
     pub token_key: [u8; KEY_BYTES],
     /// Unix time of `Tick::ZERO` in microseconds; validation tokens carry it.
     pub unix_micros_at_zero: u64,
-    /// Fixes every random choice that is ours (not those of TLS).
+    /// Fixes every random choice that is ours (not those of TLS). Another one for every machine: two that share
+    /// it make up the same connection ids.
     pub seed: Option<[u8; 32]>,
 }
 
@@ -138,10 +138,6 @@ impl QuicSettings {
             .datagram_receive_buffer_size(None)
             .datagram_send_buffer_size(0);
         transport
-    }
-
-    pub(super) fn shared_transport(&self) -> Arc<TransportConfig> {
-        Arc::new(self.transport())
     }
 }
 

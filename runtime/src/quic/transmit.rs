@@ -143,7 +143,7 @@ mod tests {
     fn a_train_fits_one_send_at_every_mtu() {
         for mtu in [1_200, 1_452, 8_900, 40_000, 65_507] {
             let count = segments_for(mtu);
-            assert!(count >= 1 && count <= SEGMENTS_MAX);
+            assert!((1..=SEGMENTS_MAX).contains(&count));
             assert!(count * usize::from(mtu) <= TRAIN_BYTES_MAX, "{count} of {mtu}");
         }
         assert_eq!(segments_for(1_200), 54);

@@ -1,5 +1,6 @@
 //! Two machines joined by the simulated network, in virtual time.
 
+mod chaos;
 mod handshake;
 mod hostile;
 mod lifecycle;
