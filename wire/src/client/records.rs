@@ -49,6 +49,12 @@ impl Records {
         builder.finish()
     }
 
+    /// The same records in a buffer of their own, as long as the run: for one that is a small slice of a large buffer.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        Self { count: self.count, bytes: Bytes::copy_from_slice(&self.bytes) }
+    }
+
     /// How many records.
     #[must_use]
     pub fn count(&self) -> u32 {
