@@ -1,1 +1,54 @@
-//! Placeholder.
+//! The Felix client: publishing to and subscribing to streams over QUIC.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use felix_sdk::{Client, Start};
+//!
+//! let client = Client::builder()
+//!     .broker("localhost:7000")
+//!     .ca_file("ca.pem")
+//!     .tenant("t1")
+//!     .namespace("default")
+//!     .token_file("token")
+//!     .connect()
+//!     .await?;
+//! let mut events = client.subscribe("orders").from(Start::Earliest).open().await?;
+//! let publisher = client.publisher("orders").open().await?;
+//! let receipt = publisher.send("hello", Some("customer-1".into())).await?;
+//! println!("stored at {:?}", receipt.await?.offset);
+//! while let Some(event) = events.next().await {
+//!     println!("{:?}", event?.payload);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Everything runs on the tokio runtime of the caller. What the broker is asked, and what its answers mean, is
+//! decided by machines without I/O (`publish::lane`, `subscribe::cursor`, `token`); the tasks around them only carry.
+
+mod address;
+mod backoff;
+mod broker;
+mod client;
+mod connection;
+mod error;
+pub mod limits;
+mod name;
+mod publish;
+mod subscribe;
+mod tls;
+mod token;
+mod topology;
+
+pub use bytes::Bytes;
+pub use client::{Client, ClientBuilder};
+pub use connection::Deadlines;
+pub use error::{CursorReason, Error, PublishError, Refusal, SubscribeError, TryPublishError};
+pub use felix_wire::error_code::{ErrorCode, RetryClass};
+pub use felix_wire::id::{CoreId, Offset};
+pub use felix_wire::routing::{KeyMapping, shard_for};
+pub use name::StreamName;
+pub use publish::{AckMode, BatchLimits, Published, Publisher, PublisherBuilder, Receipt};
+pub use subscribe::{Event, Gap, Position, Positions, Shards, Start, SubscribeBuilder, Subscription};
+pub use token::TokenResult;
+pub use topology::{BrokerInfo, ShardOwner, StreamShards};

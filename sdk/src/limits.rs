@@ -1,0 +1,96 @@
+//! Every bound and deadline of the client, each with its reason. Scope: per process.
+//! Owns: constants only.
+//! Not here: the bounds of the protocol itself (felix-wire `limits`).
+
+use std::time::Duration;
+
+/// One address is given up after this long (client-protocol 6).
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An answer to one request is awaited this long (client-protocol 11.2).
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The oldest unanswered publish of a stream is awaited this long (client-protocol 10.4).
+pub const ACK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long "unknown stream" is taken for "not known yet": creation reaches brokers by a feed.
+pub const NOT_FOUND_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Publishes that were refused with nothing written are sent again for this long.
+pub const RETRY_REFUSED: Duration = Duration::from_secs(5);
+
+/// One call of a token provider (client-protocol 4.2).
+pub const TOKEN_PROVIDER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// After a failed refresh the provider is left alone for this long (client-protocol 4.2).
+pub const TOKEN_REFRESH_PAUSE: Duration = Duration::from_secs(5);
+
+/// Address families and hosts are tried this far apart, so a silent first one costs little.
+pub const DIAL_STAGGER: Duration = Duration::from_millis(250);
+
+/// A handshake nobody answered is begun again after this long, beside the first one.
+pub const DIAL_AGAIN: Duration = Duration::from_secs(1);
+
+/// How long a running subscription asks for a token that is accepted, when tokens can be renewed.
+pub const IDENTITY_PATIENCE: Duration = Duration::from_secs(30);
+
+/// A shard owner that could not be reached is left alone for this long (client-protocol 17.2).
+pub const OWNER_PAUSE: Duration = Duration::from_secs(30);
+
+/// Redirects followed for one request (client-protocol 17.3).
+pub const REDIRECT_HOPS_MAX: usize = 3;
+
+/// First and longest wait between two attempts to reach a broker.
+pub const BACKOFF_FIRST: Duration = Duration::from_millis(50);
+/// See [`BACKOFF_FIRST`].
+pub const BACKOFF_MAX: Duration = Duration::from_secs(2);
+
+/// Silence after which a PING is sent, and after which the connection is dead (client-protocol 1.1).
+pub const KEEP_ALIVE: Duration = Duration::from_secs(2);
+/// See [`KEEP_ALIVE`].
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// Largest datagram looked for: ten of them are one segmented send.
+pub const MTU_UPPER_BOUND: u16 = 6_500;
+/// Datagram size until the path is known; every network carries it.
+pub const MTU_INITIAL: u16 = 1_200;
+
+/// Unread bytes one stream may hold; a paused subscription holds no more than this in the transport.
+pub const STREAM_WINDOW_BYTES: u32 = 4 << 20;
+/// Unread bytes of a connection without subscriptions. Each subscription adds one stream window, so
+/// all of them may be paused and one more stream still has room.
+pub const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// Bytes written and not yet acknowledged by the transport, per connection.
+pub const SEND_WINDOW_BYTES: u64 = 8 << 20;
+/// Event streams one connection may have open (client-protocol 1.1).
+pub const EVENT_STREAMS_MAX: u32 = 1_024;
+/// An event stream nobody asked for is closed after this long.
+pub const UNCLAIMED_STREAM_AGE: Duration = Duration::from_secs(30);
+
+/// Bytes of accepted and unsettled records per publisher.
+pub const PUBLISH_BUDGET_BYTES: u32 = 4 << 20;
+/// Charged for each accepted send besides its bytes, so that empty records are bounded too.
+pub const PUBLISH_ITEM_OVERHEAD_BYTES: usize = 64;
+/// Publishes of one shard on the wire and unanswered, when the broker grants more.
+pub const PUBLISH_IN_FLIGHT_MAX: usize = 1_024;
+/// Records merged into one frame unless the publisher says otherwise.
+pub const BATCH_RECORDS_MAX: usize = 1_024;
+/// Bytes merged into one frame unless the publisher says otherwise.
+pub const BATCH_BYTES_MAX: usize = 256 << 10;
+/// Encoded bytes waiting for the transport; beyond it records stay unmerged in the lane's queue.
+pub const WRITE_AHEAD_BYTES: usize = 512 << 10;
+/// Records of at least this size are handed to the transport without a copy.
+pub const ZERO_COPY_BYTES: usize = 32 << 10;
+/// How often the shards of a stream are asked for while unacknowledged records are sent (client-protocol 6).
+pub const ROUTE_REFRESH: Duration = Duration::from_secs(5);
+/// Times one send may be routed again because its shard count was outdated.
+pub const REROUTES_MAX: u32 = 8;
+/// A stream that was flushed waits this long for the broker's end of it.
+pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Event bytes a subscription holds for a reader that is busy; beyond it streams are not read.
+pub const SUBSCRIPTION_BUFFER_BYTES: u32 = 4 << 20;
+/// Event frames a subscription holds for a reader that is busy.
+pub const SUBSCRIPTION_BUFFER_FRAMES: usize = 1_024;
+/// Chunks taken from the transport in one read.
+pub const READ_CHUNKS: usize = 32;

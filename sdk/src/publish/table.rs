@@ -1,0 +1,417 @@
+//! Which lane a record goes to, and what happens when the stream's shards change. Scope: per publisher.
+//! Owns: the current route, one inbox per shard, and the change from one route to the next.
+//! Invariants: records of one key keep their order across a change: the new lanes send nothing before every old
+//! lane has ended its flights and handed over what it still had.
+//! Not here: what a lane does with its items (`driver`).
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use bytes::Bytes;
+use felix_wire::routing::shard_for;
+use tokio::sync::{Notify, oneshot};
+
+use crate::client::Shared;
+use crate::connection::Link;
+use crate::error::{Error, PublishError};
+use crate::name::StreamName;
+use crate::publish::driver::Driver;
+use crate::publish::item::Item;
+use crate::publish::{AckMode, Options};
+use crate::topology::{Route, ShardOwner, StreamShards, fetch_route, known_route, unknown_stream};
+
+/// The publisher is closed.
+#[derive(Debug)]
+pub(crate) struct Rejected;
+
+/// What a look at the route found, for the lanes that waited for it.
+#[derive(Debug, Clone)]
+pub(crate) enum Look {
+    /// The same shards as before; owners may have changed.
+    SameShards,
+    /// Nobody could be asked.
+    Failed(Error),
+    /// The stream is gone.
+    Gone(PublishError),
+}
+
+/// What a publisher's handles and lanes share.
+pub(crate) struct Core {
+    shared: Arc<Shared>,
+    name: StreamName,
+    options: Options,
+    table: RwLock<Arc<Table>>,
+    looking: tokio::sync::Mutex<()>,
+    closed: AtomicBool,
+    lost_frames: AtomicU64,
+}
+
+/// One route and its lanes.
+struct Table {
+    version: u64,
+    shards: StreamShards,
+    owners: Mutex<Vec<ShardOwner>>,
+    lanes: Vec<Arc<Inbox>>,
+}
+
+impl Core {
+    /// Looks the stream up, asking again for a while when it is not known.
+    pub(crate) async fn open(
+        shared: Arc<Shared>,
+        name: StreamName,
+        options: Options,
+    ) -> Result<Arc<Self>, PublishError> {
+        let route = known_route(&shared, &name).await?;
+        let table = RwLock::new(Arc::new(Table::new(0, route, Mode::Open)));
+        Ok(Arc::new(Self {
+            shared,
+            name,
+            options,
+            table,
+            looking: tokio::sync::Mutex::default(),
+            closed: AtomicBool::new(false),
+            lost_frames: AtomicU64::new(0),
+        }))
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn name(&self) -> &StreamName {
+        &self.name
+    }
+
+    pub(crate) fn tenant(&self) -> &str {
+        &self.shared.identity.tenant
+    }
+
+    /// Bytes of the names in every frame.
+    pub(crate) fn names_len(&self) -> usize {
+        self.tenant().len() + self.name.namespace().len() + self.name.stream().len()
+    }
+
+    pub(crate) fn shard_count(&self) -> u32 {
+        self.table().shards.shards
+    }
+
+    /// Hands an item to the lane of its key, starting the lane if it is its first.
+    pub(crate) fn push(self: &Arc<Self>, item: Item) -> Result<(), Rejected> {
+        let mut item = item;
+        loop {
+            if self.closed.load(Ordering::Acquire) {
+                return Err(Rejected);
+            }
+            let table = self.table();
+            let shard = table.shard_of(item.key.as_ref());
+            let Some(inbox) = table.lanes.get(shard as usize) else { return Err(Rejected) };
+            match inbox.push(item) {
+                Pushed::Taken { start } => {
+                    if start {
+                        self.start_lane(shard, inbox.clone(), &table);
+                    }
+                    return Ok(());
+                }
+                Pushed::Closed => return Err(Rejected),
+                // The table has been replaced already: the next round finds the new one.
+                Pushed::Retired(back) => item = back,
+            }
+        }
+    }
+
+    /// Waits until every lane has settled what it was given before.
+    pub(crate) async fn flush(&self) -> Result<(), PublishError> {
+        loop {
+            let table = self.table();
+            let waits: Vec<_> = table.lanes.iter().filter_map(|inbox| inbox.request_flush()).collect();
+            for wait in waits {
+                // A lane that ends instead of answering has handed its items on or settled them.
+                drop(wait.await);
+            }
+            if Arc::ptr_eq(&table, &self.table()) {
+                break;
+            }
+        }
+        match self.lost_frames.swap(0, Ordering::AcqRel) {
+            0 => Ok(()),
+            frames => Err(PublishError::MayBeLost { frames }),
+        }
+    }
+
+    /// Unacknowledged frames that may not have arrived; the next flush tells.
+    pub(crate) fn count_lost(&self, frames: u64) {
+        self.lost_frames.fetch_add(frames, Ordering::AcqRel);
+    }
+
+    /// No new items; lanes end when they have settled what they have.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        for inbox in &self.table().lanes {
+            inbox.close();
+        }
+    }
+
+    /// A connection to whoever owns `shard`.
+    pub(crate) async fn link_to(&self, shard: u32) -> Result<Arc<Link>, Error> {
+        let owner = self.table().owner(shard);
+        self.shared.link_to(owner.as_ref()).await
+    }
+
+    /// Asks for the route again, for a lane of the table `seen`. Lanes learn the outcome by their inbox: another
+    /// number of shards retires them all, anything else is a [`Look`].
+    pub(crate) async fn look_again(self: Arc<Self>, seen: u64) {
+        let _one_at_a_time = self.looking.lock().await;
+        let old = self.table();
+        if old.version != seen {
+            return;
+        }
+        let link = match self.shared.entry().await {
+            Ok(link) => link,
+            Err(error) => return old.tell(&Look::Failed(error)),
+        };
+        let route = match fetch_route(&link, self.tenant(), &self.name).await {
+            Ok(route) => route,
+            Err(error) => {
+                self.shared.note(&error, &link);
+                return old.tell(&Look::Failed(error));
+            }
+        };
+        if route.shards.shards == 0 {
+            return old.tell(&Look::Gone(PublishError::Refused(unknown_stream())));
+        }
+        if route.shards == old.shards {
+            old.set_owners(route.owners);
+            return old.tell(&Look::SameShards);
+        }
+        self.change_table(&old, route).await;
+    }
+
+    async fn change_table(self: &Arc<Self>, old: &Arc<Table>, route: Route) {
+        let next = Arc::new(Table::new(old.version + 1, route, Mode::Held));
+        *self.table.write().unwrap_or_else(PoisonError::into_inner) = next.clone();
+        // All at once: each ends its flights, then gives back the rest.
+        let leaving: Vec<_> = old.lanes.iter().map(|inbox| inbox.retire()).collect();
+        let mut moved: Vec<VecDeque<Item>> = next.lanes.iter().map(|_| VecDeque::new()).collect();
+        for wait in leaving {
+            for item in wait.await.unwrap_or_default() {
+                let shard = next.shard_of(item.key.as_ref()) as usize;
+                if let Some(queue) = moved.get_mut(shard) {
+                    queue.push_back(item);
+                }
+            }
+        }
+        for ((inbox, items), shard) in next.lanes.iter().zip(moved).zip(0..) {
+            if inbox.release(items) {
+                self.start_lane(shard, inbox.clone(), &next);
+            }
+        }
+        if self.closed.load(Ordering::Acquire) {
+            self.close();
+        }
+    }
+
+    fn start_lane(self: &Arc<Self>, shard: u32, inbox: Arc<Inbox>, table: &Table) {
+        let driver = Driver::new(self.clone(), shard, inbox, table.version, table.shards);
+        tokio::spawn(driver.run());
+    }
+
+    fn table(&self) -> Arc<Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Table {
+    fn new(version: u64, route: Route, mode: Mode) -> Self {
+        let lanes = (0..route.shards.shards).map(|_| Arc::new(Inbox::new(mode))).collect();
+        Self { version, shards: route.shards, owners: Mutex::new(route.owners), lanes }
+    }
+
+    fn shard_of(&self, key: Option<&Bytes>) -> u32 {
+        shard_for(key.map(|key| &**key), self.shards.shards, self.shards.mapping).get()
+    }
+
+    fn owner(&self, shard: u32) -> Option<ShardOwner> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner).get(shard as usize).cloned()
+    }
+
+    fn set_owners(&self, owners: Vec<ShardOwner>) {
+        *self.owners.lock().unwrap_or_else(PoisonError::into_inner) = owners;
+    }
+
+    fn tell(&self, look: &Look) {
+        for inbox in &self.lanes {
+            inbox.set_look(look.clone());
+        }
+    }
+}
+
+/// What a lane does with new items.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Open,
+    /// Collects; nothing is sent before the lanes of the old table have ended.
+    Held,
+    Retired,
+}
+
+/// What came of a push.
+enum Pushed {
+    Taken {
+        /// The lane has no task yet.
+        start: bool,
+    },
+    Closed,
+    Retired(Item),
+}
+
+/// Between the publisher's handles and the task of one lane.
+pub(crate) struct Inbox {
+    state: Mutex<InboxState>,
+    /// Wakes the lane's task.
+    pub(crate) bell: Notify,
+}
+
+struct InboxState {
+    mode: Mode,
+    started: bool,
+    closed: bool,
+    items: VecDeque<Item>,
+    flushes: Vec<oneshot::Sender<()>>,
+    retiring: Option<oneshot::Sender<VecDeque<Item>>>,
+    look: Option<Look>,
+}
+
+/// What a lane's task takes from its inbox in one go.
+pub(crate) struct Mail {
+    pub(crate) items: VecDeque<Item>,
+    pub(crate) flushes: Vec<oneshot::Sender<()>>,
+    pub(crate) retiring: Option<oneshot::Sender<VecDeque<Item>>>,
+    pub(crate) look: Option<Look>,
+    pub(crate) closed: bool,
+}
+
+impl Inbox {
+    fn new(mode: Mode) -> Self {
+        let state = InboxState {
+            mode,
+            started: false,
+            closed: false,
+            items: VecDeque::new(),
+            flushes: Vec::new(),
+            retiring: None,
+            look: None,
+        };
+        Self { state: Mutex::new(state), bell: Notify::new() }
+    }
+
+    /// Everything that has come since the last call.
+    pub(crate) fn take(&self) -> Mail {
+        let mut state = self.lock();
+        Mail {
+            items: std::mem::take(&mut state.items),
+            flushes: std::mem::take(&mut state.flushes),
+            retiring: state.retiring.take(),
+            look: state.look.take(),
+            closed: state.closed,
+        }
+    }
+
+    /// Forgets the outcome of an earlier look.
+    pub(crate) fn clear_look(&self) {
+        self.lock().look = None;
+    }
+
+    fn push(&self, item: Item) -> Pushed {
+        let mut state = self.lock();
+        match state.mode {
+            Mode::Retired => return Pushed::Retired(item),
+            _ if state.closed => return Pushed::Closed,
+            Mode::Held => {
+                state.items.push_back(item);
+                return Pushed::Taken { start: false };
+            }
+            Mode::Open => {}
+        }
+        state.items.push_back(item);
+        let ring = state.items.len() == 1;
+        let start = !std::mem::replace(&mut state.started, true);
+        drop(state);
+        if ring {
+            self.bell.notify_one();
+        }
+        Pushed::Taken { start }
+    }
+
+    /// `None` when there is nothing to wait for.
+    fn request_flush(&self) -> Option<oneshot::Receiver<()>> {
+        let mut state = self.lock();
+        if state.mode == Mode::Retired || (!state.started && state.mode == Mode::Open) {
+            return None;
+        }
+        let (done, wait) = oneshot::channel();
+        state.flushes.push(done);
+        drop(state);
+        self.bell.notify_one();
+        Some(wait)
+    }
+
+    /// Asks the lane to end; what it still has comes by the receiver.
+    fn retire(&self) -> oneshot::Receiver<VecDeque<Item>> {
+        let (done, wait) = oneshot::channel();
+        let mut state = self.lock();
+        state.mode = Mode::Retired;
+        if state.started {
+            state.retiring = Some(done);
+        } else {
+            drop(done.send(std::mem::take(&mut state.items)));
+        }
+        drop(state);
+        self.bell.notify_one();
+        wait
+    }
+
+    /// Opens a held lane with `first` before what it has collected; true when its task must be started.
+    fn release(&self, first: VecDeque<Item>) -> bool {
+        let mut state = self.lock();
+        let later = std::mem::replace(&mut state.items, first);
+        state.items.extend(later);
+        state.mode = Mode::Open;
+        let needed = !state.items.is_empty() || !state.flushes.is_empty();
+        needed && !std::mem::replace(&mut state.started, true)
+    }
+
+    /// The lane's task is ending: whoever waits for it is told.
+    pub(crate) fn ended(&self) {
+        let mut state = self.lock();
+        state.started = false;
+        state.flushes.clear();
+        if let Some(done) = state.retiring.take() {
+            drop(done.send(std::mem::take(&mut state.items)));
+        }
+    }
+
+    fn close(&self) {
+        self.lock().closed = true;
+        self.bell.notify_one();
+    }
+
+    fn set_look(&self, look: Look) {
+        self.lock().look = Some(look);
+        self.bell.notify_one();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, InboxState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Options {
+    pub(crate) fn acked(&self) -> bool {
+        self.ack != AckMode::None
+    }
+}
