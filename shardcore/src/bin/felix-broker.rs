@@ -1,1 +1,38 @@
-fn main() {}
+//! The broker: arguments -> configuration -> `Node::run`.
+//! Exit status: 0 ended in order, 1 could not start or ended by itself, 2 wrong usage or configuration.
+
+use std::process::ExitCode;
+
+use felix_shardcore::node::{ArgsError, Invocation, Node, NodeError, parse};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let environment = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    match parse(std::env::args_os(), environment.collect()) {
+        Ok(Invocation::Run(config)) => match Node::run(config) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error @ NodeError::Config(_)) => complain(&error, 2),
+            Err(error) => complain(&error, 1),
+        },
+        Ok(Invocation::PrintConfig { config, with_origin }) => {
+            print!("{}", config.print(with_origin));
+            for warning in config.warnings.iter().chain(&config.settings.doubts()) {
+                eprintln!("warning: {warning}");
+            }
+            match config.settings.check() {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => complain(&error, 2),
+            }
+        }
+        Err(ArgsError::Usage(usage)) => usage.exit(),
+        Err(ArgsError::Config(error)) => complain(&error, 2),
+    }
+}
+
+fn complain(error: &dyn std::fmt::Display, status: u8) -> ExitCode {
+    eprintln!("felix-broker: {error}");
+    ExitCode::from(status)
+}
