@@ -6,6 +6,7 @@
 
 mod driver;
 mod encode;
+mod inbox;
 mod item;
 mod lane;
 mod table;
@@ -76,6 +77,12 @@ struct Options {
     in_flight_max: usize,
     batch: BatchLimits,
     retry_for: Duration,
+}
+
+impl Options {
+    fn acked(&self) -> bool {
+        self.ack != AckMode::None
+    }
 }
 
 /// Options of a publisher.
@@ -254,7 +261,7 @@ impl Publisher {
         key: Option<Bytes>,
         permit: tokio::sync::OwnedSemaphorePermit,
     ) -> Result<Receipt, PublishError> {
-        let answered = self.core.options().ack != AckMode::None;
+        let answered = self.core.options().acked();
         let (item, receipt) = Item::new(key, payloads, answered, Instant::now(), Some(permit));
         match self.core.push(item) {
             Ok(()) => Ok(receipt),

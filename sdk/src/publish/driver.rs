@@ -23,9 +23,10 @@ use crate::connection::{AuthedStream, Granted, refusal, refusal_of};
 use crate::error::Error;
 use crate::limits::{FLUSH_TIMEOUT, OWNER_PAUSE, ROUTE_REFRESH, WRITE_AHEAD_BYTES};
 use crate::publish::encode::Encoder;
+use crate::publish::inbox::{Inbox, Look};
 use crate::publish::item::Item;
 use crate::publish::lane::{Answer, Lane, LaneRules, StreamGrant};
-use crate::publish::table::{Core, Inbox, Look};
+use crate::publish::table::Core;
 use crate::publish::{AckMode, Options};
 use crate::topology::StreamShards;
 
