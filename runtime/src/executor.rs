@@ -6,6 +6,8 @@
 //! [`CoreJoin::join`] (release builds abort the process instead).
 //! Not here: what a turn does, and in which order cores are stopped.
 
+#[cfg(test)]
+mod tests;
 mod wait;
 
 use std::any::Any;
@@ -24,8 +26,11 @@ use crate::waker::CoreWaker;
 use wait::Wait;
 pub use wait::Wake;
 
-/// How often a task that never waits still lets the executor look at its rings. Bounds how late a completion is seen.
-const PREEMPT: Duration = Duration::from_micros(200);
+/// The executor's own preemption is as good as off: it may park with a ready task when it strikes at the wrong moment
+/// (see `wait`). A core's task serves the rings itself, by [`CoreIo::yield_if_needed`].
+const PREEMPT: Duration = Duration::from_secs(60);
+/// How long the executor looks at its rings before it parks: long enough for the pause of `yield_if_needed`.
+const SPIN_BEFORE_PARK: Duration = Duration::from_micros(20);
 /// How long a core may take to start before it counts as failed.
 const START_DEADLINE: Duration = Duration::from_secs(20);
 
@@ -89,12 +94,6 @@ impl CoreIo {
     pub fn waker(&self) -> &CoreWaker {
         &self.waker
     }
-
-    /// Lets the executor serve its rings and other tasks if a preemption period has passed. Call it once per turn: a
-    /// loop that always finds work would otherwise never see a completion.
-    pub async fn yield_if_needed(&self) {
-        glommio::executor().yield_if_needed().await;
-    }
 }
 
 /// A running core.
@@ -147,6 +146,7 @@ where
         .name(&format!("{}-{core}", spec.name))
         .io_memory(spec.io_memory_bytes)
         .preempt_timer(PREEMPT)
+        .spin_before_park(SPIN_BEFORE_PARK)
         .spawn(move || async move {
             // The first timer of an executor comes about 10 ms late; let that be one nobody waits for.
             glommio::timer::Timer::new(Duration::from_micros(1)).await;
@@ -171,6 +171,7 @@ where
 fn open(spec: CoreSpec, socket: PortSocket) -> io::Result<CoreIo> {
     let udp = UdpIo::new(socket, spec.pinned_bytes);
     let wait = Wait::new(&udp, spec.spin)?;
+    spec.waker.open_event()?;
     Ok(CoreIo { index: spec.index, udp, clock: spec.clock, waker: spec.waker, wait })
 }
 

@@ -1,12 +1,18 @@
-//! The one wait of a core: datagram, deadline or bell, whichever comes first.
+//! The one wait of a core: datagram, room to send, deadline or bell, whichever comes first.
 //! Scope: one per core. Owns: a second descriptor of the core's socket that the ring watches, and the watch in progress.
-//! Invariants: the watch is kept over waits that end otherwise, so no wait costs a cancelled operation; looking for
-//! work before parking never lasts longer than the configured time.
+//! Invariants: looking for work before sleeping never lasts longer than the configured time; with disk operations in
+//! flight the core waits inside the executor, otherwise in the kernel; the watch is kept over waits that end otherwise.
 //! Not here: reading the socket.
+//!
+//! Why two ways to wait. The executor of glommio 0.9.0 can park although a task is ready: when an event (its own
+//! preemption timer, a late wake-up) reaches its latency ring between its look at the rings and its look at the tasks,
+//! it takes the ready tasks for none and sleeps until some later event. Waiting in the kernel directly has no such
+//! window and is cheaper. Where the executor must wait, a short heartbeat bounds the harm; the test
+//! `a_wait_beside_disk_operations_hears_every_ring` holds it.
 
 use std::future::poll_fn;
 use std::io;
-use std::os::fd::{AsFd, FromRawFd, IntoRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
@@ -20,15 +26,21 @@ use super::CoreIo;
 use crate::clock::Tick;
 use crate::udp::UdpIo;
 
-/// How long a core with unsent datagrams sleeps at most: nothing tells it that the socket has room again.
-const SEND_RETRY: Duration = Duration::from_micros(250);
+/// The longest a core sleeps inside the executor: how late a wake-up comes that the executor overlooked.
+const HEARTBEAT: Duration = Duration::from_millis(1);
+/// How late a busy core sees the completion of a disk operation, about.
+const SERVE_EVERY: Duration = Duration::from_micros(250);
+/// Long enough for a timer that makes a task wait at all, and no longer.
+const MOMENT: Duration = Duration::from_micros(1);
 
 /// What ended a wait. Only a hint: look at everything, several may have come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
     /// The socket has something to read.
     Datagram,
-    /// The moment asked for has come, or blocked sends are due again.
+    /// The socket has room again after a blocked send.
+    Writable,
+    /// The moment asked for has come. With disk operations in flight also in between, so that they are looked after.
     Deadline,
     /// Somebody rang the core's waker.
     Rung,
@@ -38,7 +50,8 @@ pub(super) struct Wait {
     watched: Rc<UdpSocket>,
     watch: Option<LocalBoxFuture<'static, ()>>,
     spin: Duration,
-    may_spin: bool,
+    disk_in_flight: bool,
+    served: Tick,
 }
 
 impl Wait {
@@ -46,7 +59,7 @@ impl Wait {
         let second = udp.as_fd().try_clone_to_owned()?.into_raw_fd();
         // SAFETY: `second` is an open UDP socket that nobody else owns; the new value closes it.
         let watched = Rc::new(unsafe { UdpSocket::from_raw_fd(second) });
-        Ok(Wait { watched, watch: None, spin, may_spin: true })
+        Ok(Wait { watched, watch: None, spin, disk_in_flight: false, served: Tick::ZERO })
     }
 }
 
@@ -57,34 +70,42 @@ async fn readable(socket: Rc<UdpSocket>) {
 }
 
 impl CoreIo {
-    /// Waits for the first of: something to read, `until`, a ring of the core's waker. Returns at once when one of
-    /// them is already there. Without `until` it may wait for ever.
+    /// Waits for the first of: something to read, room to send after a blocked send, `until`, a ring of the core's
+    /// waker. Returns at once when one of them is already there. Without `until` it may wait for ever.
     ///
-    /// Looks for work up to the configured spin time before it parks, see [`CoreIo::allow_spin`].
+    /// Looks for work up to the configured spin time before it sleeps, unless disk operations are in flight: their
+    /// completions are not seen while it looks.
     pub async fn wait(&mut self, until: Option<Tick>) -> Wake {
-        let until = self.due(until);
-        match self.look_around(until) {
-            Some(wake) => wake,
-            None => self.park(until).await,
+        if let Some(wake) = self.look_around(until) {
+            return wake;
         }
+        if self.wait.disk_in_flight { self.wait_in_executor(until).await } else { self.wait_in_kernel(until) }
     }
 
-    /// Off while disk operations are in flight: a core that spins does not see their completions.
-    pub fn allow_spin(&mut self, on: bool) {
-        self.wait.may_spin = on;
+    /// Says whether tasks of this core have operations in the executor's rings. While they have, the core waits so that
+    /// they are served; while they have none, it waits in the way that is cheapest.
+    pub fn set_disk_in_flight(&mut self, on: bool) {
+        self.wait.disk_in_flight = on;
     }
 
-    fn due(&self, until: Option<Tick>) -> Option<Tick> {
-        if !self.udp.send_is_blocked() {
-            return until;
+    /// Lets the executor serve its rings and other tasks when that is due. Call it once per turn: a loop that always
+    /// finds work would otherwise never see a completion. Free while no disk operation is in flight.
+    pub async fn yield_if_needed(&mut self) {
+        if !self.wait.disk_in_flight {
+            return;
         }
-        let retry = self.now() + SEND_RETRY;
-        Some(until.map_or(retry, |until| until.min(retry)))
+        let now = self.now();
+        if now.saturating_since(self.wait.served) < SERVE_EVERY {
+            return;
+        }
+        self.wait.served = now;
+        // Yielding does not make the executor look at its rings, waiting does.
+        Timer::new(MOMENT).await;
     }
 
     /// Looks once, then again and again for the spin time.
     fn look_around(&self, until: Option<Tick>) -> Option<Wake> {
-        let spin = if self.wait.may_spin { self.wait.spin } else { Duration::ZERO };
+        let spin = if self.wait.disk_in_flight { Duration::ZERO } else { self.wait.spin };
         let started = self.now();
         let mut now = started;
         loop {
@@ -105,9 +126,32 @@ impl CoreIo {
         }
     }
 
-    async fn park(&mut self, until: Option<Tick>) -> Wake {
+    fn wait_in_kernel(&self, until: Option<Tick>) -> Wake {
+        loop {
+            if self.waker.take() {
+                return Wake::Rung;
+            }
+            let left = until.map(|until| until.saturating_since(self.now()));
+            if left == Some(Duration::ZERO) {
+                return Wake::Deadline;
+            }
+            let mut socket = 0;
+            self.waker
+                .sleep(|event| socket = poll(self.udp.as_fd(), self.udp.send_is_blocked(), event, left));
+            if socket & !libc::POLLOUT != 0 {
+                return Wake::Datagram;
+            }
+            if socket != 0 {
+                return Wake::Writable;
+            }
+        }
+    }
+
+    async fn wait_in_executor(&mut self, until: Option<Tick>) -> Wake {
+        self.wait.served = self.now();
         let CoreIo { clock, waker, wait, .. } = self;
-        let mut timer = until.map(|until| Timer::new(until.saturating_since(clock.now())));
+        let left = until.map_or(HEARTBEAT, |until| until.saturating_since(clock.now()).min(HEARTBEAT));
+        let mut timer = Timer::new(left);
         poll_fn(|context| {
             waker.register(context);
             if waker.take() {
@@ -118,11 +162,26 @@ impl CoreIo {
                 wait.watch = None;
                 return Poll::Ready(Wake::Datagram);
             }
-            match &mut timer {
-                Some(timer) => Pin::new(timer).poll(context).map(|_| Wake::Deadline),
-                None => Poll::Pending,
-            }
+            Pin::new(&mut timer).poll(context).map(|_| Wake::Deadline)
         })
         .await
     }
+}
+
+/// Sleeps until the socket can be read (or written, if wanted), the event is rung or the time is over. Returns what the
+/// socket is ready for, nothing when it was the event, the time or a signal.
+fn poll(socket: BorrowedFd<'_>, writable: bool, event: BorrowedFd<'_>, time: Option<Duration>) -> i16 {
+    let wanted = if writable { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
+    let mut fds = [
+        libc::pollfd { fd: socket.as_raw_fd(), events: wanted, revents: 0 },
+        libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 },
+    ];
+    let time = time.map(|time| libc::timespec {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(time.subsec_nanos()),
+    });
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the pointers are to two pollfds and to a timespec (or null), which live through the call; no signal mask.
+    let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), 2, time, std::ptr::null()) };
+    if ready > 0 { fds[0].revents } else { 0 }
 }

@@ -157,6 +157,11 @@ impl UdpIo {
     pub(crate) fn send_is_blocked(&self) -> bool {
         self.blocked
     }
+
+    #[cfg(test)]
+    pub(crate) fn pretend_blocked(&mut self) {
+        self.blocked = true;
+    }
 }
 
 /// One `sendmsg` of one datagram, or of several of `size` bytes.
