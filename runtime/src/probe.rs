@@ -69,7 +69,7 @@ pub fn probe(needs: &Needs) -> Vec<Finding> {
 pub fn evaluate(facts: &Facts, needs: &Needs) -> Vec<Finding> {
     let checks = [io_uring, memlock, open_files, udp_receive, udp_send, cpus, cpu_quota, ipv6];
     let mut findings: Vec<Finding> = checks.iter().filter_map(|check| check(facts, needs)).collect();
-    findings.sort_by(|a, b| b.severity.cmp(&a.severity));
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     findings
 }
 

@@ -70,6 +70,8 @@ pub struct UdpCounts {
 /// Reads and writes the datagrams of one core.
 pub struct UdpIo {
     socket: Socket,
+    /// Held so that no socket of the group closes before this core is done with its own.
+    _group: Option<bind::GroupHold>,
     local: SocketAddr,
     ipv6: bool,
     chunks: Chunks,
@@ -83,9 +85,10 @@ impl UdpIo {
     /// Takes the socket over. `pinned_bytes` bounds the receive memory that may be held by datagrams others keep;
     /// beyond it datagrams are copied into memory of their own size.
     pub fn new(socket: PortSocket, pinned_bytes: usize) -> UdpIo {
-        let (socket, local) = socket.into_parts();
+        let (socket, local, group) = socket.into_parts();
         UdpIo {
             socket,
+            _group: group,
             local,
             ipv6: local.is_ipv6(),
             chunks: Chunks::new(pinned_bytes),

@@ -2,12 +2,13 @@
 //! Scope: called once per process, from one thread. Owns nothing afterwards.
 //! Invariants: the port is taken exclusively before it is shared, so a second process on it is an error and never a
 //! silent share; sockets join the group in core order, which is the order the steering program counts in; no socket
-//! of a group is closed alone (the kernel would renumber the others).
+//! of a steered group is closed before all are let go (the kernel would renumber the others).
 //! Not here: reading and writing (`UdpIo`).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
@@ -54,15 +55,19 @@ pub enum BindError {
 pub struct PortSocket {
     socket: Socket,
     local: SocketAddr,
+    group: Option<GroupHold>,
 }
+
+/// Keeps every socket of a steered group open until the last core has let go of its own.
+pub(super) type GroupHold = Arc<[OwnedFd]>;
 
 impl PortSocket {
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    pub(super) fn into_parts(self) -> (Socket, SocketAddr) {
-        (self.socket, self.local)
+    pub(super) fn into_parts(self) -> (Socket, SocketAddr, Option<GroupHold>) {
+        (self.socket, self.local, self.group)
     }
 }
 
@@ -144,10 +149,16 @@ impl ReusePortGroup {
         ReusePortGroup::of(sockets, Steering::PerCorePorts)
     }
 
-    fn of(sockets: Vec<PortSocket>, steering: Steering) -> Result<ReusePortGroup, BindError> {
+    fn of(mut sockets: Vec<PortSocket>, steering: Steering) -> Result<ReusePortGroup, BindError> {
         let Some(first) = sockets.first() else { return Err(BindError::NoCores) };
         let local_addr = first.local;
         let granted = granted(&first.socket).map_err(|source| io_error("SO_RCVBUF", local_addr, source))?;
+        if steering == Steering::Bpf {
+            let seconds: io::Result<Vec<OwnedFd>> =
+                sockets.iter().map(|socket| socket.as_fd().try_clone_to_owned()).collect();
+            let hold = GroupHold::from(seconds.map_err(|source| io_error("dup", local_addr, source))?);
+            sockets.iter_mut().for_each(|socket| socket.group = Some(hold.clone()));
+        }
         let dual_stack = local_addr.is_ipv6() && local_addr.ip().is_unspecified();
         Ok(ReusePortGroup { sockets, steering, local_addr, dual_stack, granted })
     }
@@ -193,7 +204,7 @@ fn open_and_bind(address: SocketAddr, share: Share, buffers: BufferSizes) -> Res
         _ => io_error("bind", address, source),
     })?;
     let local = socket.local_addr().map_err(fail("getsockname"))?.as_socket().unwrap_or(address);
-    Ok(PortSocket { socket, local })
+    Ok(PortSocket { socket, local, group: None })
 }
 
 fn io_error(what: &'static str, address: SocketAddr, source: io::Error) -> BindError {

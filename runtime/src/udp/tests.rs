@@ -80,6 +80,24 @@ fn a_datagram_lands_on_the_core_its_connection_id_names() {
 }
 
 #[test]
+fn a_core_that_ends_does_not_move_the_datagrams_of_the_others() {
+    let group = bind(V4, 4);
+    let to = group.local_addr;
+    let mut cores: Vec<UdpIo> =
+        group.sockets.into_iter().map(|socket| UdpIo::new(socket, DEFAULT_PINNED_BYTES)).collect();
+    drop(cores.remove(0));
+    let sender = UdpSocket::bind((V4, 0)).expect("a client port");
+    for cid_byte in 0..=255u8 {
+        sender.send_to(&datagram_for(cid_byte, false), to).expect("sent");
+    }
+    for (core, io) in (1..4).zip(&mut cores) {
+        assert!(receive(io, 64).iter().all(|datagram| datagram.data[1] % 4 == core));
+    }
+    drop(cores);
+    assert!(ReusePortGroup::bind(to, 1, BufferSizes::default()).is_ok(), "the last core frees the port");
+}
+
+#[test]
 fn a_datagram_without_a_connection_id_goes_to_core_0() {
     let group = bind(V4, 4);
     let sender = UdpSocket::bind((V4, 0)).expect("a client port");
