@@ -1,5 +1,5 @@
 //! Bounded rings between the cores of a process, and between a core and an ordinary thread.
-//! Scope: one [`Mailboxes`] per core; a [`lane`] end on each side.
+//! Scope: one [`Mailboxes`] per core; one end of a lane on each side.
 //! Owns: one ring per ordered pair of cores (also from a core to itself).
 //! Invariants: nothing waits and nothing is lost: a full ring hands the message back; messages of one pair arrive in
 //! order; receiving takes one message from each sender in turn; a batch costs the receiver one wake-up.
