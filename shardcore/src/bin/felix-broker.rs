@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use felix_shardcore::node::{ArgsError, Invocation, Node, NodeError, parse};
+use felix_shardcore::node::{ArgsError, Invocation, Node, parse};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -14,8 +14,8 @@ fn main() -> ExitCode {
     match parse(std::env::args_os(), environment.collect()) {
         Ok(Invocation::Run(config)) => match Node::run(config) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error @ NodeError::Config(_)) => complain(&error, 2),
-            Err(error) => complain(&error, 1),
+            Err(error) if error.is_logged() => ExitCode::FAILURE,
+            Err(error) => complain(&error, 2),
         },
         Ok(Invocation::PrintConfig { config, with_origin }) => {
             print!("{}", config.print(with_origin));

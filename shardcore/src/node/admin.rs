@@ -94,6 +94,7 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
         while self.shutdown.step() < Step::Done {
             let now = self.clock.now();
             self.status.now_ms.store(now.as_micros() / 1_000, Relaxed);
+            self.status.unix_s.store(self.clock.unix_micros() / 1_000_000, Relaxed);
             if self.shutdown.step() < Step::Stop {
                 self.agent.ask();
                 self.agent.tell(&mut self.links);
@@ -108,6 +109,9 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
                 ready_file = (self.when_ready)()?;
             }
             let event = self.next_event(now).await;
+            if matches!(event, Event::CoresGone) && self.shutdown.step() < Step::Stop {
+                return Err(NodeError::CoreEnded);
+            }
             self.take(event);
             self.shutdown.advance(self.clock.now());
             if self.shutdown.step() != told {

@@ -17,6 +17,7 @@ mod routes;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -38,6 +39,8 @@ use super::status::NodeStatus;
 
 /// Least time between two key snapshots: tokens with made-up key ids must not cost a snapshot each.
 const KEYS_GAP: Duration = Duration::from_millis(20);
+/// Requests for keys that may wait for the first reading; more are answered with nothing.
+const EARLY_MAX: usize = 1_024;
 
 /// What the agent is for.
 pub struct AgentSettings {
@@ -69,6 +72,8 @@ pub struct Agent {
     keys: KeyCache,
     routes: RouteMaker,
     calls: JoinSet<Done>,
+    /// Requests from before the first reading: which tenants exist is not known yet.
+    early: BTreeSet<(Arc<str>, Arc<str>)>,
     /// A core waits for a key snapshot that no call will bring.
     answer_keys: bool,
     keys_told_at: Tick,
@@ -90,6 +95,7 @@ impl Agent {
             keys: KeyCache::default(),
             routes: RouteMaker::new(settings.node, settings.cores, settings.shards_per_core),
             calls: JoinSet::new(),
+            early: BTreeSet::new(),
             answer_keys: false,
             keys_told_at: Tick::ZERO,
             catalog_trouble: Trouble::new("reading the control plane"),
@@ -139,6 +145,9 @@ impl Agent {
                 if self.catalog.is_synced() && !was_synced {
                     tracing::info!("the control plane has been read");
                     self.status.set_synced();
+                    for (tenant, kid) in std::mem::take(&mut self.early) {
+                        self.request_keys(&tenant, &kid);
+                    }
                 }
                 if kind == Kind::Tenants {
                     let catalog = &self.catalog;
@@ -197,8 +206,13 @@ impl Agent {
         self.status.credential_ends_at.store(self.api.credential_expires_at().unwrap_or(0), Relaxed);
     }
 
-    /// A core met a token whose key it does not have.
-    pub fn request_keys(&mut self, tenant: &Arc<str>, kid: &str) {
+    /// A core met a token whose key it does not have. Before the first reading nobody is refused for want of keys: the
+    /// request waits for it.
+    pub fn request_keys(&mut self, tenant: &Arc<str>, kid: &Arc<str>) {
+        if !self.catalog.is_synced() && self.early.len() < EARLY_MAX {
+            self.early.insert((Arc::clone(tenant), Arc::clone(kid)));
+            return;
+        }
         let known = self.catalog.has_tenant(tenant);
         if self.keys.request(tenant, kid, known, self.clock.now()) == Request::Answer {
             self.answer_keys = true;
@@ -240,7 +254,7 @@ impl Agent {
 
 async fn speak(api: &ControlPlane, node: &RegisterNode, say: Say) -> Result<Said, ApiError> {
     match say {
-        Say::Register => Ok(Said::Registered(api.register(node).await?)),
+        Say::Register => Ok(Said::Registered(Box::new(api.register(node).await?))),
         Say::Heartbeat { incarnation } => {
             let heartbeat = Heartbeat { incarnation, suspects: Vec::new() };
             match api.heartbeat(&node.node_id, &heartbeat).await {

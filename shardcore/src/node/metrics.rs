@@ -100,11 +100,6 @@ impl Collector for StatusCollector {
             ("broker_node_catalog_nodes", "Nodes with a client address.", signed(load(&status.nodes))),
             ("broker_routes_version", "Version of the newest routes.", signed(load(&status.routes_version))),
             (
-                "broker_credential_expires_at_seconds",
-                "When the node's credential ends (Unix time); 0 if it does not say.",
-                signed(load(&status.credential_ends_at)),
-            ),
-            (
                 "drain_duration_ms",
                 "How long the drain took, once it ended.",
                 signed(load(&status.drain_duration_ms)),
@@ -112,6 +107,11 @@ impl Collector for StatusCollector {
         ];
         for (name, help, value) in gauges {
             single(&mut encoder, name, help, &ConstGauge::new(value))?;
+        }
+        if let ends_at @ 1.. = load(&status.credential_ends_at) {
+            let left = signed(ends_at) - signed(load(&status.unix_s));
+            let help = "Time until the node's credential ends; negative once it has.";
+            single(&mut encoder, "broker_credential_expires_in_seconds", help, &ConstGauge::new(left))?;
         }
         let counters = [
             ("broker_heartbeats", "Heartbeats answered.", load(&status.heartbeats)),
@@ -188,6 +188,8 @@ mod tests {
         first.add(Counter::PublishRequests as usize, 7);
         let status = Arc::new(NodeStatus::new(2));
         status.heartbeats.store(3, Relaxed);
+        status.credential_ends_at.store(100, Relaxed);
+        status.unix_s.store(105, Relaxed);
         NodeStatus::count_failure(&status.heartbeat_failures, "unreachable");
         let text = Metrics::new(vec![first_read, second_read], status).text().unwrap();
         assert!(text.contains("felix_publish_requests_total{core=\"0\"} 7\n"), "{text}");
@@ -195,6 +197,7 @@ mod tests {
         assert!(text.contains("felix_broker_heartbeats_total 3\n"), "{text}");
         assert!(text.contains("felix_broker_heartbeat_failures_total{kind=\"unreachable\"} 1\n"), "{text}");
         assert!(text.contains("felix_ready_state 0\n"), "{text}");
+        assert!(text.contains("felix_broker_credential_expires_in_seconds -5\n"), "{text}");
         for counter in Counter::ALL {
             assert!(text.contains(&format!("# TYPE felix_{} ", counter.name())), "{}", counter.name());
         }

@@ -76,6 +76,11 @@ pub enum NodeError {
 }
 
 impl NodeError {
+    /// Whether `Node::run` has logged it; the others came before logging, or are for the one who typed the command.
+    pub fn is_logged(&self) -> bool {
+        !matches!(self, NodeError::Config(_) | NodeError::Log(_))
+    }
+
     fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> NodeError {
         |error| NodeError::Io { what: what.into(), error }
     }
@@ -104,7 +109,8 @@ impl Node {
         runtime.shutdown_background();
         match &ended {
             Ok(()) => tracing::info!("ended"),
-            Err(error) => tracing::error!(%error, "ended"),
+            Err(error) if error.is_logged() => tracing::error!(%error, "ended"),
+            Err(_) => {}
         }
         ended
     }

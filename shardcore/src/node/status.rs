@@ -37,6 +37,8 @@ pub struct NodeStatus {
     pub now_ms: AtomicU64,
     /// Seconds since 1970 when the node's credential ends; 0 if it does not say.
     pub credential_ends_at: AtomicU64,
+    /// Seconds since 1970 as of the admin thread's last turn.
+    pub unix_s: AtomicU64,
     /// Nodes with a client address.
     pub nodes: AtomicU64,
     /// Version of the newest routes.

@@ -85,6 +85,8 @@ pub enum Answer {
 #[derive(Clone, Copy, Default)]
 struct Pace {
     in_flight: bool,
+    /// Something happened while the question was in flight: its answer may be too old.
+    again: bool,
     due: Tick,
     backoff: Backoff,
 }
@@ -174,7 +176,7 @@ impl Catalog {
         let pace = &mut self.paces[kind as usize];
         pace.in_flight = false;
         pace.backoff.succeeded();
-        pace.due = now + gap;
+        pace.due = if std::mem::take(&mut pace.again) { now } else { now + gap };
     }
 
     /// Whether every feed has been read once: from then on the node may serve.
@@ -255,6 +257,7 @@ impl Catalog {
         for kind in [Kind::Tenants, Kind::Namespaces, Kind::Streams, Kind::Nodes] {
             let pace = &mut self.paces[kind as usize];
             pace.due = pace.due.min(now);
+            pace.again = pace.in_flight;
         }
     }
 

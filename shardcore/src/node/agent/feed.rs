@@ -7,8 +7,9 @@
 use std::collections::BTreeMap;
 
 use felix_wire::control::{
-    Assignment, AssignmentChange, AssignmentKey, Cache, CacheChange, CacheKey, Changes, Namespace,
-    NamespaceChange, NamespaceKey, Snapshot, Stream, StreamChange, StreamKey, Tenant, TenantChange,
+    Assignment, AssignmentChange, AssignmentKey, AssignmentOp, Cache, CacheChange, CacheKey, CatalogOp,
+    Changes, Namespace, NamespaceChange, NamespaceKey, Snapshot, Stream, StreamChange, StreamKey, Tenant,
+    TenantChange,
 };
 
 /// An item that comes through a feed.
@@ -34,8 +35,25 @@ pub struct Edit<T: FeedItem> {
     pub key: T::Key,
     /// The version the change is about; 0 where the control plane does not say.
     pub version: u64,
-    /// `None`: the item is gone.
-    pub item: Option<T>,
+    pub what: Written<T>,
+}
+
+/// What was done to an item.
+pub enum Written<T> {
+    Put(T),
+    Removed,
+    /// Neither: the entry contradicts itself.
+    Nonsense,
+}
+
+impl<T> Written<T> {
+    fn of(removed: bool, item: Option<T>) -> Written<T> {
+        match (removed, item) {
+            (true, _) => Written::Removed,
+            (false, Some(item)) => Written::Put(item),
+            (false, None) => Written::Nonsense,
+        }
+    }
 }
 
 /// What an answer did.
@@ -121,7 +139,8 @@ impl<T: FeedItem> Feed<T> {
         };
         let ascending = edits.windows(2).all(|pair| matches!(pair, [a, b] if a.seq < b.seq));
         let bounded = edits.last().is_none_or(|last| last.seq < changes.next_seq);
-        if evicted || changes.next_seq < since || !ascending || !bounded {
+        let sound = ascending && bounded && !edits.iter().any(|edit| matches!(edit.what, Written::Nonsense));
+        if evicted || changes.next_seq < since || !sound {
             self.since = None;
             return Taken { changed: false, more: true };
         }
@@ -140,9 +159,10 @@ impl<T: FeedItem> Feed<T> {
     }
 
     fn apply(&mut self, edit: Edit<T>) -> bool {
-        match edit.item {
-            Some(item) => self.put(item),
-            None => {
+        match edit.what {
+            Written::Put(item) => self.put(item),
+            Written::Nonsense => false,
+            Written::Removed => {
                 let newer_held = self
                     .items
                     .get(&edit.key)
@@ -175,7 +195,8 @@ impl FeedItem for Tenant {
     }
 
     fn edit(change: TenantChange) -> Edit<Tenant> {
-        Edit { seq: change.seq, key: change.tenant_id, version: 0, item: change.tenant }
+        let what = Written::of(change.op == CatalogOp::Deleted, change.tenant);
+        Edit { seq: change.seq, key: change.tenant_id, version: 0, what }
     }
 
     fn version(&self) -> u64 {
@@ -193,7 +214,8 @@ impl FeedItem for Namespace {
     }
 
     fn edit(change: NamespaceChange) -> Edit<Namespace> {
-        Edit { seq: change.seq, key: change.key, version: 0, item: change.namespace }
+        let what = Written::of(change.op == CatalogOp::Deleted, change.namespace);
+        Edit { seq: change.seq, key: change.key, version: 0, what }
     }
 
     fn version(&self) -> u64 {
@@ -215,7 +237,8 @@ impl FeedItem for Cache {
     }
 
     fn edit(change: CacheChange) -> Edit<Cache> {
-        Edit { seq: change.seq, key: change.key, version: change.incarnation, item: change.cache }
+        let what = Written::of(change.op == CatalogOp::Deleted, change.cache);
+        Edit { seq: change.seq, key: change.key, version: change.incarnation, what }
     }
 
     fn version(&self) -> u64 {
@@ -237,7 +260,8 @@ impl FeedItem for Stream {
     }
 
     fn edit(change: StreamChange) -> Edit<Stream> {
-        Edit { seq: change.seq, key: change.key, version: change.incarnation, item: change.stream }
+        let what = Written::of(change.op == CatalogOp::Deleted, change.stream);
+        Edit { seq: change.seq, key: change.key, version: change.incarnation, what }
     }
 
     fn version(&self) -> u64 {
@@ -256,7 +280,8 @@ impl FeedItem for Assignment {
     }
 
     fn edit(change: AssignmentChange) -> Edit<Assignment> {
-        Edit { seq: change.seq, key: change.key, version: change.generation, item: change.assignment }
+        let what = Written::of(change.op == AssignmentOp::Unassigned, change.assignment);
+        Edit { seq: change.seq, key: change.key, version: change.generation, what }
     }
 
     fn version(&self) -> u64 {

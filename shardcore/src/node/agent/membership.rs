@@ -24,7 +24,7 @@ pub enum Say {
 /// How it went.
 #[derive(Debug)]
 pub enum Said {
-    Registered(RegisterAnswer),
+    Registered(Box<RegisterAnswer>),
     Heard(HeartbeatAnswer),
     /// The control plane does not take this heartbeat (unknown node, or a newer registration of the same name).
     Unknown,
@@ -138,12 +138,12 @@ mod tests {
             incarnation,
             features: Vec::new(),
         };
-        Said::Registered(RegisterAnswer {
+        Said::Registered(Box::new(RegisterAnswer {
             node: Node { node_id: "n".to_owned(), spec, status },
             heartbeat_interval_ms: 5_000,
             expiry_timeout_ms: 15_000,
             fleet_features: Vec::new(),
-        })
+        }))
     }
 
     fn heard(lifecycle: Lifecycle) -> Said {

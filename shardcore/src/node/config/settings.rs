@@ -167,8 +167,6 @@ settings! {
     /// A connection silent for this long is gone, in milliseconds.
     max_idle_timeout_ms: u64 = 6_000, "FELIX_MAX_IDLE_TIMEOUT_MS";
 
-    /// Tenants with metric labels of their own; the others share `_overflow`.
-    tenant_metrics_max: u64 = 100, "FELIX_TENANT_METRICS_MAX";
     /// Time between readiness going off and the first refused connection, in milliseconds.
     shutdown_predrain_ms: u64 = 0, "FELIX_SHUTDOWN_PREDRAIN_MS";
     /// Budget for the whole drain, in milliseconds.

@@ -154,7 +154,8 @@ fn defaults_lack_only_what_nobody_can_guess() {
 
 #[test]
 fn pairs_that_cannot_work_are_refused() {
-    let cases: &[(fn(&mut Settings), &str)] = &[
+    type Spoil = fn(&mut Settings);
+    let cases: &[(Spoil, &str)] = &[
         (|s| s.event_batch_max_bytes = Size(17 << 20), "event_batch_max_bytes"),
         (|s| s.max_frame_bytes = Size(17 << 20), "max_frame_bytes"),
         (|s| s.preauth_max_frame_bytes = Size(17 << 20), "preauth_max_frame_bytes"),

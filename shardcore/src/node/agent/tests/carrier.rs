@@ -257,14 +257,22 @@ async fn an_unknown_key_is_fetched_once_for_all_and_strangers_are_answered_witho
     world.until("synced", |w| w.serves("s")).await;
     let tenant: Arc<str> = "t".into();
     for _ in 0..100 {
-        world.agent.request_keys(&tenant, "k1");
+        world.agent.request_keys(&tenant, &"k1".into());
     }
     world.until("keys", |w| w.keys.as_ref().is_some_and(|k| k.tenants["t"].keys.len() == 1)).await;
     assert_eq!(world.plane.lock().unwrap().key_fetches, 1);
     let version = world.keys.as_ref().unwrap().version;
-    world.agent.request_keys(&"stranger".into(), "k1");
+    world.agent.request_keys(&"stranger".into(), &"k1".into());
     world.until("an answer", |w| w.keys.as_ref().is_some_and(|k| k.version > version)).await;
     assert_eq!(world.plane.lock().unwrap().key_fetches, 1);
+}
+
+#[tokio::test]
+async fn a_request_from_before_the_first_reading_is_answered_after_it() {
+    let mut world = World::start(fixed("a"), plane("a")).await;
+    world.agent.request_keys(&"t".into(), &"k1".into());
+    world.until("keys", |w| w.keys.as_ref().is_some_and(|k| k.tenants["t"].keys.len() == 1)).await;
+    assert!(world.serves("s"));
 }
 
 #[tokio::test]

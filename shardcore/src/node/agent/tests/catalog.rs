@@ -97,6 +97,26 @@ fn a_new_assignment_makes_the_catalog_be_read_at_once() {
 }
 
 #[test]
+fn an_answer_that_was_under_way_when_an_assignment_came_is_not_trusted_to_be_new() {
+    let mut catalog = synced();
+    assert_eq!(due(&mut catalog, at(2_000)).len(), 6);
+    let change = AssignmentChange {
+        seq: 1,
+        op: AssignmentOp::Assigned,
+        key: assignment_key("s", 0),
+        assignment: Some(assignment("s", 0, "me", 1, 1)),
+        generation: 1,
+        incarnation: 1,
+    };
+    let answer = FeedAnswer::Changes { since: 1, changes: changes(vec![change], 2) };
+    catalog.answered(Answer::Assignments(answer), at(2_001));
+    let old = FeedAnswer::Changes { since: 1, changes: changes(vec![], 1) };
+    catalog.answered(Answer::Streams(old), at(2_002));
+    let asked: Vec<Kind> = due(&mut catalog, at(2_002)).iter().map(Fetch::kind).collect();
+    assert_eq!(asked, [Kind::Streams, Kind::Assignments]);
+}
+
+#[test]
 fn an_outage_changes_nothing() {
     let mut catalog = synced();
     catalog.take_changed();

@@ -42,6 +42,7 @@ fn every_sign_of_missing_changes_asks_for_a_snapshot_and_removes_nothing() {
         changes(vec![], 3),
         changes(vec![deleted(5, "a"), deleted(5, "b")], 7),
         changes(vec![deleted(5, "a")], 5),
+        changes(vec![TenantChange { tenant: None, ..created(5, "a") }], 6),
     ];
     for page in pages {
         let mut feed = synced(&["a", "b"], 5);
