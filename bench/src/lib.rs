@@ -1,1 +1,17 @@
-//! Placeholder.
+//! Measuring Felix, and starting it for whole-system tests. Scope: one process that is no part of a deployment.
+//! Owns: the load generator (`load`), the sink it is compared with (`sink`), what is measured and how (`measure`),
+//! the processes of a cluster on loopback (`cluster`).
+//! Invariants: load and sink speak the client protocol through `felix-wire` over the QUIC driver of `felix-runtime`, so
+//! broker and sink are measured with the same client and the same transport; a result names its shape, machine and
+//! commit.
+//! Not here: tests of one crate (beside that crate).
+
+pub mod cluster;
+pub mod compare;
+pub mod endpoint;
+pub mod load;
+pub mod machine;
+pub mod measure;
+pub mod shape;
+pub mod sink;
+pub mod target;

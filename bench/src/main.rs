@@ -1,1 +1,161 @@
-fn main() {}
+//! `felix-bench`: arguments -> one run -> its result. Bare, it prints two numbers for the canonical shape.
+//! Exit status: 0 done and clean, 1 failed or not clean, 2 wrong usage, 4 a bound that was given is exceeded.
+
+mod args;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Parser;
+use felix_bench::cluster::{DevBroker, SinkProcess};
+use felix_bench::compare::{self, Comparison};
+use felix_bench::load::{self, LoadPlan};
+use felix_bench::machine::{pin_thread, raise_priority};
+use felix_bench::measure::LoadReport;
+use felix_bench::shape::Shape;
+use felix_bench::sink::{Sink, SinkOptions};
+use felix_bench::target::{Ready, Target};
+
+use args::{Command, CompareArgs, LoadArgs, SinkArgs, To};
+
+/// The broker's allocator, so that the sink has the same.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// A bound given on the command line is exceeded.
+const EXCEEDED: u8 = 4;
+
+fn main() -> ExitCode {
+    let outcome = match args::Args::parse().command {
+        None => two_numbers(),
+        Some(Command::Load(args)) => run_load(&args),
+        Some(Command::Sink(args)) => run_sink(&args),
+        Some(Command::CompareSink(args)) => run_compare(&args),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("felix-bench: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Throughput and cost of the canonical shape on a broker of its own.
+fn two_numbers() -> anyhow::Result<ExitCode> {
+    raise_priority();
+    let report = measured(&LoadArgs::default())?;
+    println!("{:.0} MB/s", report.mb_per_s());
+    println!(
+        "{:.3} server CPU s/GB",
+        report.server_s_per_gb().context("the CPU time of the server is not known")?
+    );
+    Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn run_load(args: &LoadArgs) -> anyhow::Result<ExitCode> {
+    if args.setsid {
+        raise_priority();
+    }
+    let report = measured(args)?;
+    if args.json {
+        println!("{}", report.json());
+    } else {
+        print!("{report}");
+    }
+    Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// One load run against what the arguments name, started first if nothing runs.
+fn measured(args: &LoadArgs) -> anyhow::Result<LoadReport> {
+    let shape = args.shape()?;
+    shape.check()?;
+    let folder = tempfile::tempdir()?;
+    let mut started = Started::Nothing;
+    let target = if args.to == To::Sink {
+        let sink_args = args.sink_args(&shape);
+        let sink = SinkProcess::start(&std::env::current_exe()?, folder.path(), &sink_args)?;
+        let target = Target::from_ready(sink.ready(), &args.stream)?;
+        started = Started::Sink(sink);
+        target
+    } else if let Some(file) = &args.dev {
+        Target::from_ready(&Ready::read(file)?, &args.stream)?
+    } else if let Some(target) = args.named_target()? {
+        target
+    } else {
+        let broker = start_broker(folder.path(), args, &shape)?;
+        let target = Target::from_ready(broker.ready(), &args.stream)?;
+        started = Started::Broker(broker);
+        target
+    };
+    pin_thread(args.cpu);
+    let target = args.corrected(target);
+    let name = if args.to == To::Sink { "sink" } else { "broker" };
+    let report = load::run(&LoadPlan { name: name.to_owned(), target, shape })?;
+    drop(started);
+    Ok(report)
+}
+
+/// What lives as long as the run.
+#[allow(dead_code, reason = "held for its end")]
+enum Started {
+    Nothing,
+    Sink(SinkProcess),
+    Broker(DevBroker),
+}
+
+fn start_broker(folder: &Path, args: &LoadArgs, shape: &Shape) -> anyhow::Result<DevBroker> {
+    let broker = compare::start_broker(folder, args.server_cpu, shape)
+        .context("no broker was named (--dev, --addr) and none could be started")?;
+    broker.create_stream(&args.stream, shape.shards)?;
+    Ok(broker)
+}
+
+fn run_sink(args: &SinkArgs) -> anyhow::Result<ExitCode> {
+    let sink = Sink::start(&SinkOptions {
+        cpu: args.cpu,
+        address: args.bind,
+        mtu: args.mtu,
+        spin: Duration::from_micros(args.spin_us),
+        framing: args.framing.into(),
+    })?;
+    // Whoever started us reads the ready file; nobody is left to end us when it goes.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
+    match &args.ready_file {
+        Some(file) => {
+            let folder =
+                file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let text = serde_json::to_string_pretty(&sink.describe(folder)?)?;
+            let beside = file.with_extension("tmp");
+            std::fs::write(&beside, text)?;
+            std::fs::rename(&beside, file)?;
+        }
+        None => println!("{}", sink.address()),
+    }
+    sink.run()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {
+    let shape = args.shape()?;
+    shape.check()?;
+    raise_priority();
+    let report = compare::run(&Comparison {
+        shape,
+        rounds: args.rounds,
+        server_cpu: args.server_cpu,
+        client_cpu: args.cpu,
+        dev: args.dev.clone(),
+        stream: args.stream.clone(),
+        program: std::env::current_exe()?,
+        framing: args.framing.name().to_owned(),
+    })?;
+    eprint!("{report}");
+    let mut line = serde_json::to_value(&report)?;
+    line["max_ratio"] = args.max_ratio.into();
+    println!("{line}");
+    if !(report.sink.clean && report.broker.clean) {
+        return Ok(ExitCode::FAILURE);
+    }
+    let exceeded = args.max_ratio.is_some_and(|max| report.ratio > max);
+    Ok(if exceeded { ExitCode::from(EXCEEDED) } else { ExitCode::SUCCESS })
+}

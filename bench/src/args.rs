@@ -1,0 +1,334 @@
+//! The command line. Scope: read once at start.
+//! Invariants: a flag that was not given leaves the shape as it is.
+//! Not here: what the commands do (`main`).
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use felix_bench::shape::{Acks, Shape, ShapeError};
+use felix_bench::sink::Framing;
+use felix_bench::target::{Target, TargetError, read, read_roots};
+
+/// Measures Felix. Without a command: throughput and server CPU cost of the canonical shape, two numbers.
+#[derive(Debug, Parser)]
+#[command(name = "felix-bench", version)]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Publish to a broker or to a sink, and read back when asked to.
+    Load(LoadArgs),
+    /// Take publishes as a broker does and keep nothing.
+    Sink(SinkArgs),
+    /// Compare the CPU cost of a broker with that of a sink, in alternating rounds.
+    CompareSink(CompareArgs),
+}
+
+/// What a load is sent to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum To {
+    /// The broker of --dev or --addr, or one that is started for the run.
+    #[default]
+    Broker,
+    /// A sink that is started for the run.
+    Sink,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum FramingArg {
+    /// As bytes arrive: one copy.
+    #[default]
+    Stream,
+    /// Whole validated frames: two copies.
+    Whole,
+}
+
+impl FramingArg {
+    pub fn name(self) -> &'static str {
+        match self {
+            FramingArg::Stream => "stream",
+            FramingArg::Whole => "whole",
+        }
+    }
+}
+
+impl From<FramingArg> for Framing {
+    fn from(framing: FramingArg) -> Framing {
+        match framing {
+            FramingArg::Stream => Framing::Stream,
+            FramingArg::Whole => Framing::Whole,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AcksArg {
+    /// Every batch is answered.
+    Batch,
+    /// Nothing is answered.
+    None,
+}
+
+/// The workload: a named shape, changed by what is given.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ShapeArgs {
+    /// A built-in shape (canonical, unacked, small, fanout, connections) or a file of one.
+    #[arg(long, default_value = "canonical")]
+    shape: String,
+    /// Bytes of a record.
+    #[arg(long, value_name = "BYTES")]
+    size: Option<u32>,
+    /// Records of a publish.
+    #[arg(long, value_name = "RECORDS")]
+    batch: Option<u32>,
+    /// Whether publishes are answered.
+    #[arg(long, value_enum)]
+    acks: Option<AcksArg>,
+    /// Unanswered batches of one stream.
+    #[arg(long, value_name = "BATCHES")]
+    inflight: Option<u32>,
+    #[arg(long, value_name = "COUNT")]
+    connections: Option<u32>,
+    /// Publishing streams of each connection.
+    #[arg(long, value_name = "COUNT")]
+    streams: Option<u32>,
+    /// Shards to write to, by keys that route there.
+    #[arg(long, value_name = "COUNT")]
+    shards: Option<u32>,
+    /// Readers that count and check what arrives.
+    #[arg(long, value_name = "COUNT")]
+    subscribers: Option<u32>,
+    /// Batches per second at fixed moments (open loop) instead of as fast as answers come.
+    #[arg(long, value_name = "BATCHES_PER_S")]
+    rate: Option<f64>,
+    /// Seconds before anything is counted.
+    #[arg(long, value_name = "SECONDS")]
+    warmup: Option<f64>,
+    /// Seconds that are counted.
+    #[arg(long, value_name = "SECONDS")]
+    duration: Option<f64>,
+    /// Largest datagram that path discovery tries, bytes of UDP payload.
+    #[arg(long, value_name = "BYTES")]
+    mtu: Option<u16>,
+}
+
+impl Default for ShapeArgs {
+    fn default() -> ShapeArgs {
+        ShapeArgs {
+            shape: "canonical".to_owned(),
+            size: None,
+            batch: None,
+            acks: None,
+            inflight: None,
+            connections: None,
+            streams: None,
+            shards: None,
+            subscribers: None,
+            rate: None,
+            warmup: None,
+            duration: None,
+            mtu: None,
+        }
+    }
+}
+
+impl ShapeArgs {
+    fn shape(&self) -> Result<Shape, ShapeError> {
+        let named = Shape::named(&self.shape)?;
+        let mut shape = Shape {
+            record_bytes: self.size.unwrap_or(named.record_bytes),
+            batch_records: self.batch.unwrap_or(named.batch_records),
+            acks: match self.acks {
+                Some(AcksArg::Batch) => Acks::Batch,
+                Some(AcksArg::None) => Acks::None,
+                None => named.acks,
+            },
+            inflight: self.inflight.unwrap_or(named.inflight),
+            connections: self.connections.unwrap_or(named.connections),
+            streams: self.streams.unwrap_or(named.streams),
+            shards: self.shards.unwrap_or(named.shards),
+            subscribers: self.subscribers.unwrap_or(named.subscribers),
+            rate: self.rate.or(named.rate),
+            warmup_s: self.warmup.unwrap_or(named.warmup_s),
+            duration_s: self.duration.unwrap_or(named.duration_s),
+            mtu: self.mtu.unwrap_or(named.mtu),
+            ..named.clone()
+        };
+        if shape != named {
+            shape.name.push_str(" (changed)");
+        }
+        Ok(shape)
+    }
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct LoadArgs {
+    #[command(flatten)]
+    workload: ShapeArgs,
+    #[arg(long, value_enum, default_value_t = To::Broker)]
+    pub to: To,
+    /// Ready file of a running `felix dev` or sink.
+    #[arg(long, value_name = "FILE", conflicts_with = "addr")]
+    pub dev: Option<PathBuf>,
+    /// Address of a running broker; needs --ca and --token-file.
+    #[arg(long, value_name = "IP:PORT", requires_all = ["ca", "token_file"])]
+    addr: Option<SocketAddr>,
+    /// Certificates to trust (PEM).
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// File with the token.
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// What the broker's certificate must be good for [default: localhost].
+    #[arg(long, value_name = "NAME")]
+    server_name: Option<String>,
+    /// Process whose CPU time is counted, when no ready file names it.
+    #[arg(long, value_name = "PID")]
+    server_pid: Option<u32>,
+    #[arg(long)]
+    tenant: Option<String>,
+    #[arg(long)]
+    namespace: Option<String>,
+    #[arg(long, default_value = "bench")]
+    pub stream: String,
+    /// CPU of the load.
+    #[arg(long, default_value_t = 1)]
+    pub cpu: usize,
+    /// CPU of a server that is started for the run.
+    #[arg(long, default_value_t = 0)]
+    pub server_cpu: usize,
+    /// Framing of a sink that is started for the run.
+    #[arg(long, value_enum, default_value_t = FramingArg::Stream)]
+    framing: FramingArg,
+    /// Run in a session of its own with the greatest scheduling weight.
+    #[arg(long)]
+    pub setsid: bool,
+    /// Print one line of JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Default for LoadArgs {
+    /// What no argument at all means.
+    fn default() -> LoadArgs {
+        LoadArgs {
+            workload: ShapeArgs::default(),
+            to: To::Broker,
+            dev: None,
+            addr: None,
+            ca: None,
+            token_file: None,
+            server_name: None,
+            server_pid: None,
+            tenant: None,
+            namespace: None,
+            stream: "bench".to_owned(),
+            cpu: 1,
+            server_cpu: 0,
+            framing: FramingArg::Stream,
+            setsid: false,
+            json: false,
+        }
+    }
+}
+
+impl LoadArgs {
+    pub fn shape(&self) -> Result<Shape, ShapeError> {
+        self.workload.shape()
+    }
+
+    /// Arguments of a sink for this load.
+    pub fn sink_args(&self, shape: &Shape) -> Vec<String> {
+        let args = [
+            ("--cpu", self.server_cpu.to_string()),
+            ("--mtu", shape.mtu.to_string()),
+            ("--spin-us", "0".to_owned()),
+            ("--framing", self.framing.name().to_owned()),
+        ];
+        args.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+    }
+
+    /// The target of --addr, if it was given.
+    pub fn named_target(&self) -> Result<Option<Target>, TargetError> {
+        let (Some(address), Some(ca), Some(token)) = (self.addr, &self.ca, &self.token_file) else {
+            return Ok(None);
+        };
+        Ok(Some(Target {
+            address,
+            server_name: "localhost".to_owned(),
+            roots: read_roots(ca)?,
+            token: read(token)?.trim().to_owned(),
+            tenant: "demo".to_owned(),
+            namespace: "default".to_owned(),
+            stream: self.stream.clone(),
+            server_pid: None,
+        }))
+    }
+
+    /// The target with what was given beside a ready file or an address.
+    pub fn corrected(&self, target: Target) -> Target {
+        Target {
+            server_name: self.server_name.clone().unwrap_or(target.server_name),
+            tenant: self.tenant.clone().unwrap_or(target.tenant),
+            namespace: self.namespace.clone().unwrap_or(target.namespace),
+            server_pid: self.server_pid.or(target.server_pid),
+            ..target
+        }
+    }
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct SinkArgs {
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0")]
+    pub bind: SocketAddr,
+    /// CPU to stay on.
+    #[arg(long)]
+    pub cpu: Option<usize>,
+    /// Largest datagram that path discovery tries, bytes of UDP payload.
+    #[arg(long, default_value_t = 8_900)]
+    pub mtu: u16,
+    /// How long to look for work before parking, microseconds.
+    #[arg(long, default_value_t = 50)]
+    pub spin_us: u64,
+    #[arg(long, value_enum, default_value_t = FramingArg::Stream)]
+    pub framing: FramingArg,
+    /// File to write once serving; certificate and token go beside it.
+    #[arg(long, value_name = "FILE")]
+    pub ready_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct CompareArgs {
+    #[command(flatten)]
+    workload: ShapeArgs,
+    /// Runs of each, alternating.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// Ready file of a running broker; without one, `felix dev` is started for each round.
+    #[arg(long, value_name = "FILE")]
+    pub dev: Option<PathBuf>,
+    #[arg(long, default_value = "bench")]
+    pub stream: String,
+    /// CPU of the load.
+    #[arg(long, default_value_t = 1)]
+    pub cpu: usize,
+    /// CPU of both servers.
+    #[arg(long, default_value_t = 0)]
+    pub server_cpu: usize,
+    /// Framing of the sink.
+    #[arg(long, value_enum, default_value_t = FramingArg::Stream)]
+    pub framing: FramingArg,
+    /// Leave with status 4 when the broker costs more than this many times the sink.
+    #[arg(long, value_name = "RATIO")]
+    pub max_ratio: Option<f64>,
+}
+
+impl CompareArgs {
+    pub fn shape(&self) -> Result<Shape, ShapeError> {
+        self.workload.shape()
+    }
+}

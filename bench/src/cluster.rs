@@ -1,0 +1,216 @@
+//! Real processes on loopback, for the bench and for whole-system tests. Scope: the processes one caller started.
+//! Owns: those processes; they are ended by their ids when the owner is dropped.
+//! Invariants: a process that was started is never left running by us, also when it did not become ready; whatever it
+//! says goes to a file beside its data, and the end of that file is part of the error when it fails.
+//! Not here: what the processes are asked to do (`load`, tests).
+
+mod process;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::target::{Ready, TargetError};
+pub use process::{Process, end_by_id};
+
+/// Where the binaries are, when they are not beside the running program.
+pub const BIN_DIR_ENV: &str = "FELIX_BIN_DIR";
+/// From start to ready file: certificates, a catalog, a first stream.
+const READY_DEADLINE: Duration = Duration::from_secs(60);
+/// From SIGTERM to the end of an orderly stop; then SIGKILL.
+const END_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Why there is no cluster.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    #[error("no program `{name}` in {}; build it, or name its folder in {BIN_DIR_ENV}", .looked.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(" or "))]
+    NoBinary { name: String, looked: Vec<PathBuf> },
+    #[error("{what}: {error}")]
+    Io { what: String, error: io::Error },
+    /// It ended, or did not write its ready file in time.
+    #[error("{what} did not become ready: {why}\n{log}")]
+    NotReady { what: String, why: String, log: String },
+    #[error("`{command}` failed: {log}")]
+    Command { command: String, log: String },
+    #[error(transparent)]
+    Ready(#[from] TargetError),
+}
+
+/// The path of one of our programs: in the folder of `FELIX_BIN_DIR`, beside the running program, or one folder up (where
+/// tests find what was built with them).
+///
+/// # Errors
+/// It is in none of them.
+pub fn binary(name: &str) -> Result<PathBuf, ClusterError> {
+    let mut looked: Vec<PathBuf> = std::env::var_os(BIN_DIR_ENV).map(PathBuf::from).into_iter().collect();
+    if let Some(folder) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
+        looked.push(folder.to_owned());
+        looked.extend(folder.parent().map(Path::to_owned));
+    }
+    match looked.iter().map(|folder| folder.join(name)).find(|path| path.is_file()) {
+        Some(path) => Ok(path),
+        None => Err(ClusterError::NoBinary { name: name.to_owned(), looked }),
+    }
+}
+
+/// How `felix dev` is started.
+#[derive(Debug, Clone)]
+pub struct DevOptions<'a> {
+    /// Folder for its data, its ready file and its log. Kept when it ends.
+    pub dir: &'a Path,
+    /// CPUs of the broker, as its `--cores` takes them.
+    pub cores: &'a str,
+    /// More arguments.
+    pub args: &'a [&'a str],
+    /// More environment; the broker inherits it.
+    pub env: &'a [(&'a str, &'a str)],
+}
+
+/// A control plane and a broker under `felix dev`. Ended in order when dropped.
+#[derive(Debug)]
+pub struct DevBroker {
+    process: Process,
+    ready_file: PathBuf,
+    ready: Ready,
+}
+
+impl DevBroker {
+    /// Starts `felix dev` on a free port and waits until it is ready.
+    ///
+    /// # Errors
+    /// There is no such program, or it did not become ready within a minute; nothing is left running then.
+    pub fn start(dir: &Path, cores: &str, extra_args: &[&str]) -> Result<DevBroker, ClusterError> {
+        DevBroker::start_with(&DevOptions { dir, cores, args: extra_args, env: &[] })
+    }
+
+    /// As `start`, with an environment.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub fn start_with(options: &DevOptions<'_>) -> Result<DevBroker, ClusterError> {
+        let program = binary("felix")?;
+        let ready_file = options.dir.join("ready.json");
+        let mut command = Command::new(program);
+        command
+            .arg("dev")
+            .arg("--data-dir")
+            .arg(options.dir.join("data"))
+            .args(["--cores", options.cores, "--port", "0", "--ready-file"])
+            .arg(&ready_file)
+            .args(options.args)
+            .envs(options.env.iter().copied());
+        let mut process = Process::start("felix dev", command, &options.dir.join("felix-dev.log"))?;
+        let ready = process.wait_ready(&ready_file, READY_DEADLINE)?;
+        Ok(DevBroker { process, ready_file, ready })
+    }
+
+    /// What the ready file said when it was last read.
+    #[must_use]
+    pub fn ready(&self) -> &Ready {
+        &self.ready
+    }
+
+    /// The file itself, for `--dev`.
+    #[must_use]
+    pub fn ready_file(&self) -> &Path {
+        &self.ready_file
+    }
+
+    /// Reads the ready file again: a broker that died is started anew with another id.
+    ///
+    /// # Errors
+    /// The file is not there at this moment.
+    pub fn reread(&mut self) -> Result<&Ready, ClusterError> {
+        self.ready = Ready::read(&self.ready_file)?;
+        Ok(&self.ready)
+    }
+
+    /// What `felix dev` and its children have said so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+
+    /// Makes a stream of `shards` shards in memory, by the command line as a person would.
+    ///
+    /// # Errors
+    /// The command refuses; its words are in the error.
+    pub fn create_stream(&self, name: &str, shards: u32) -> Result<(), ClusterError> {
+        let shards = shards.to_string();
+        let args = ["stream", "create", name, "--shards", &shards];
+        let output = Command::new(binary("felix")?)
+            .args(args)
+            .arg("--dev")
+            .arg(&self.ready_file)
+            .output()
+            .map_err(|error| ClusterError::Io { what: "felix stream create".to_owned(), error })?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(ClusterError::Command {
+            command: format!("felix {}", args.join(" ")),
+            log: String::from_utf8_lossy(&output.stderr).into_owned(),
+        })
+    }
+
+    /// Ends it in order and says with which status `felix dev` left; `None` when it had to be killed.
+    #[must_use]
+    pub fn stop(mut self) -> Option<i32> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Option<i32> {
+        // A restart may have changed the ids.
+        if let Ok(ready) = Ready::read(&self.ready_file) {
+            self.ready = ready;
+        }
+        let status = self.process.end(END_DEADLINE);
+        if status.is_none() {
+            // It could not end its children.
+            for pid in std::iter::once(self.ready.pids.broker).chain(self.ready.pids.ctrl) {
+                end_by_id(pid, "felix-");
+            }
+        }
+        status
+    }
+}
+
+impl Drop for DevBroker {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+/// A `felix-bench sink` process. Ended when dropped.
+#[derive(Debug)]
+pub struct SinkProcess {
+    process: Process,
+    ready: Ready,
+}
+
+impl SinkProcess {
+    /// Starts `program` (a `felix-bench`) as a sink with `args` and waits until it serves. `dir` takes its files.
+    ///
+    /// # Errors
+    /// It cannot be started or did not become ready; nothing is left running then.
+    pub fn start(program: &Path, dir: &Path, args: &[String]) -> Result<SinkProcess, ClusterError> {
+        let ready_file = dir.join("sink.json");
+        let mut command = Command::new(program);
+        command.arg("sink").arg("--ready-file").arg(&ready_file).args(args);
+        let mut process = Process::start("felix-bench sink", command, &dir.join("felix-sink.log"))?;
+        let ready = process.wait_ready(&ready_file, READY_DEADLINE)?;
+        Ok(SinkProcess { process, ready })
+    }
+
+    #[must_use]
+    pub fn ready(&self) -> &Ready {
+        &self.ready
+    }
+}
+
+impl Drop for SinkProcess {
+    fn drop(&mut self) {
+        let _ = self.process.end(END_DEADLINE);
+    }
+}

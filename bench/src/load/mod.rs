@@ -1,0 +1,95 @@
+//! The load generator: one thread that publishes, and reads back when asked to, through the client protocol.
+//! Scope: one run. Owns: what a run is given (`LoadPlan`) and why it can fail (`LoadError`).
+//! Invariants: a run ends: every wait in it has a deadline; what it counts as answered was answered.
+//! Not here: starting the server (`cluster`, `sink`), results (`measure`).
+
+mod ask;
+mod frames;
+mod lane;
+mod pace;
+mod reader;
+mod run;
+#[cfg(test)]
+mod tests;
+mod window;
+
+use bytes::{Bytes, BytesMut};
+use felix_wire::client::{Auth, Message};
+use felix_wire::features::Features;
+use felix_wire::flags::Flags;
+
+use crate::measure::LoadReport;
+use crate::shape::Shape;
+use crate::target::Target;
+
+pub use frames::STAMP_BYTES;
+
+/// Flag bits the generator reads.
+const CLIENT_FLAGS: Flags = Flags(0x1fff);
+/// Feature bits the generator acts on.
+const CLIENT_FEATURES: Features = Features::ERROR_CODES
+    .union(Features::UNSUPPORTED)
+    .union(Features::PUBLISH_PIPELINE)
+    .union(Features::STREAM_PUBLISH_WINDOW)
+    .union(Features::STREAM_SHARDS)
+    .union(Features::SHARD_OWNERS)
+    .union(Features::SUBSCRIBE_QUEUE)
+    .union(Features::SHARD_MOVED)
+    .union(Features::STREAM_DELETED)
+    .union(Features::CORE_HINTS);
+
+/// One run.
+#[derive(Debug, Clone)]
+pub struct LoadPlan {
+    /// What the result calls the target.
+    pub name: String,
+    pub target: Target,
+    pub shape: Shape,
+}
+
+/// Why a run came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Shape(#[from] crate::shape::ShapeError),
+    #[error("socket: {0}")]
+    Io(#[from] std::io::Error),
+    #[error("cannot connect: {0}")]
+    Connect(String),
+    #[error("the connection ended: {0}")]
+    Closed(String),
+    /// The server refused something the run cannot do without.
+    #[error("{what} was refused: {message}")]
+    Refused { what: &'static str, message: String },
+    #[error("the server sent what it may not send: {0}")]
+    Protocol(String),
+    #[error("stream {stream} has {width} shards, the shape writes to {wanted}")]
+    TooFewShards { stream: String, width: u32, wanted: u32 },
+    #[error("{what} took longer than {waited_s} s")]
+    TimedOut { what: &'static str, waited_s: u64 },
+}
+
+/// Runs the plan on the calling thread, which should stay on a CPU of its own.
+///
+/// # Errors
+/// The run could not be begun, or the server broke the protocol or went away. Refused or unanswered publishes and lost
+/// records are no errors: the report counts them.
+pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
+    plan.shape.check()?;
+    run::Run::begin(plan)?.finish()
+}
+
+/// The first frame of every stream.
+fn auth_frame(target: &Target) -> Bytes {
+    let (lo, hi) = CLIENT_FEATURES.words(true);
+    let mut out = BytesMut::new();
+    Message::Auth(Auth {
+        tenant_id: target.tenant.as_str().into(),
+        token: target.token.as_str().into(),
+        client_flags: Some(CLIENT_FLAGS),
+        client_features: Some(lo),
+        client_features_hi: hi,
+    })
+    .encode_frame(&mut out);
+    out.freeze()
+}

@@ -1,0 +1,395 @@
+//! A run from the first connection to the report. Scope: one per call of `load::run`, on its thread.
+//! Owns: the endpoint, the publishing streams, the readers, the order of phases.
+//! Invariants: publishing begins when every stream is authenticated and every reader subscribed; it ends with the steady
+//! window; then everything sent has until a deadline to be answered and delivered; what was not is counted.
+//! Not here: what one stream does (`lane`, `reader`), what is counted when (`window`).
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use felix_runtime::Tick;
+use felix_runtime::quic::{CLIENT_ALPN, ConnKey, Dir, QuicEvent, StreamId, VarInt, client_tls};
+
+use super::ask::{self, Layout};
+use super::frames::{FrameSpec, Frames};
+use super::lane::{Lane, LaneSpec, Pumped};
+use super::pace::Schedule;
+use super::reader::Reader;
+use super::window::Window;
+use super::{LoadError, LoadPlan, auth_frame};
+use crate::endpoint::Endpoint;
+use crate::machine::Machine;
+use crate::measure::{LoadReport, ReadReport};
+use crate::shape::{Acks, Shape};
+
+/// Until every stream is authenticated and every reader subscribed.
+const SETUP_DEADLINE: Duration = Duration::from_secs(30);
+/// Until everything that was sent is answered.
+const SETTLE_DEADLINE: Duration = Duration::from_secs(15);
+/// Readers that get nothing for this long after publishing ended will get nothing more.
+const READ_PATIENCE: Duration = Duration::from_secs(1);
+
+type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
+
+/// Where a run is.
+#[derive(Debug, Clone, Copy)]
+enum Phase {
+    SettingUp { until: Tick },
+    Publishing,
+    Settling { until: Tick, quiet_since: Tick, accounted: u64 },
+    Done,
+}
+
+/// A connection of the run.
+enum Conn {
+    /// Lanes without a stream yet, and whether one stream has authenticated.
+    Publisher {
+        unopened: VecDeque<usize>,
+        opened: bool,
+        authenticated: bool,
+    },
+    Reader(usize),
+}
+
+/// See the module.
+pub struct Run<'p> {
+    plan: &'p LoadPlan,
+    endpoint: Endpoint,
+    auth: Bytes,
+    conns: Map<ConnKey, Conn>,
+    lanes: Vec<Lane>,
+    lane_of: Map<(ConnKey, StreamId), usize>,
+    readers: Vec<Reader>,
+    /// Lanes with something to write, each once.
+    ready: VecDeque<usize>,
+    queued: Vec<bool>,
+    window: Window,
+    schedule: Option<Schedule>,
+    phase: Phase,
+}
+
+impl<'p> Run<'p> {
+    /// Asks the server what it must know and starts every connection.
+    pub fn begin(plan: &'p LoadPlan) -> Result<Run<'p>, LoadError> {
+        let LoadPlan { target, shape, .. } = plan;
+        let mut endpoint = Endpoint::open(target.address, shape.mtu)?;
+        let layout = ask::layout(&mut endpoint, target)?;
+        if layout.width < shape.shards {
+            let stream = target.stream.clone();
+            return Err(LoadError::TooFewShards { stream, width: layout.width, wanted: shape.shards });
+        }
+        let now = endpoint.now();
+        let mut run = Run {
+            plan,
+            endpoint,
+            auth: auth_frame(target),
+            conns: Map::default(),
+            lanes: Vec::new(),
+            lane_of: Map::default(),
+            readers: Vec::new(),
+            ready: VecDeque::new(),
+            queued: vec![false; shape.lanes() as usize],
+            window: Window::new(now, shape.warmup(), shape.duration(), target.server_pid),
+            schedule: None,
+            phase: Phase::SettingUp { until: now + SETUP_DEADLINE },
+        };
+        run.connect(&layout)?;
+        Ok(run)
+    }
+
+    /// Drives the run to its end.
+    pub fn finish(mut self) -> Result<LoadReport, LoadError> {
+        loop {
+            let now = self.endpoint.receive()?;
+            while let Some((key, event)) = self.endpoint.quic.poll_event() {
+                self.handle(now, key, event)?;
+            }
+            self.advance(now)?;
+            self.pump()?;
+            self.endpoint.transmit();
+            if matches!(self.phase, Phase::Done) {
+                return self.end();
+            }
+            if self.ready.is_empty() {
+                let until = self.next_deadline();
+                self.endpoint.wait(until)?;
+            }
+        }
+    }
+
+    fn connect(&mut self, layout: &Layout) -> Result<(), LoadError> {
+        let target = &self.plan.target;
+        let shape = &self.plan.shape;
+        let refused = |error: &dyn std::fmt::Display| LoadError::Connect(error.to_string());
+        let tls = Arc::new(client_tls(&target.roots, &[CLIENT_ALPN]).map_err(|error| refused(&error))?);
+        let now = self.endpoint.now();
+        let start = |endpoint: &mut Endpoint, core| {
+            let tls = Arc::clone(&tls);
+            endpoint
+                .quic
+                .connect(now, tls, target.address, &target.server_name, core)
+                .map_err(|error| refused(&error))
+        };
+        for index in 0..shape.subscribers {
+            let key = start(&mut self.endpoint, layout.core_of(index % shape.shards))?;
+            self.conns.insert(key, Conn::Reader(self.readers.len()));
+            self.readers.push(Reader::new(key, shape.shards, shape.lanes()));
+        }
+        for connection in 0..shape.connections {
+            let first = self.lanes.len();
+            let key = start(&mut self.endpoint, layout.core_of(shard_of(shape, connection, 0)))?;
+            for stream in 0..shape.streams {
+                let number = self.lanes.len() as u32;
+                let routing_key = layout.key_for(shard_of(shape, connection, stream));
+                let frames = Frames::new(&FrameSpec {
+                    tenant: &target.tenant,
+                    namespace: &target.namespace,
+                    stream: &target.stream,
+                    key: routing_key.as_deref(),
+                    acked: shape.acks == Acks::Batch,
+                    record_bytes: shape.record_bytes,
+                    batch_records: shape.batch_records,
+                    stamp_lane: (shape.subscribers > 0).then_some(number),
+                })
+                .map_err(|error| LoadError::Protocol(error.to_string()))?;
+                self.lanes.push(Lane::new(lane_spec(shape, key, frames)));
+            }
+            let unopened = (first..self.lanes.len()).collect();
+            self.conns.insert(key, Conn::Publisher { unopened, opened: false, authenticated: false });
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, now: Tick, key: ConnKey, event: QuicEvent) -> Result<(), LoadError> {
+        let Some(conn) = self.conns.get_mut(&key) else { return Ok(()) };
+        match event {
+            QuicEvent::Connected | QuicEvent::StreamsAvailable { dir: Dir::Bi } => match conn {
+                Conn::Reader(index) => self.readers[*index].ask_next(&mut self.endpoint.quic, &self.auth),
+                Conn::Publisher { .. } => self.open_lanes(key),
+            },
+            QuicEvent::Readable { stream } => match conn {
+                Conn::Reader(index) => {
+                    let io = (&mut self.endpoint.quic, now);
+                    let who = (&self.plan.target, &self.auth);
+                    self.readers[*index].read(stream, io, who, &mut self.window)?;
+                }
+                Conn::Publisher { .. } => self.read_lane(now, key, stream)?,
+            },
+            QuicEvent::Writable { stream } => {
+                if let Some(lane) = self.lane_of.get(&(key, stream)) {
+                    enqueue(&mut self.ready, &mut self.queued, *lane);
+                }
+            }
+            QuicEvent::Stopped { .. } => {
+                return Err(LoadError::Closed("the server stopped a stream".to_owned()));
+            }
+            QuicEvent::Closed { reason } => return Err(LoadError::Closed(format!("{reason:?}"))),
+            QuicEvent::StreamOpened { .. }
+            | QuicEvent::Finished { .. }
+            | QuicEvent::StreamsAvailable { dir: Dir::Uni } => {}
+        }
+        Ok(())
+    }
+
+    /// Opens streams as far as the server allows: one until it has authenticated, because strangers get few.
+    fn open_lanes(&mut self, key: ConnKey) {
+        let Some(Conn::Publisher { unopened, opened, authenticated }) = self.conns.get_mut(&key) else {
+            return;
+        };
+        while *authenticated || !*opened {
+            let Some(lane) = unopened.front().copied() else { return };
+            let Some(stream) = self.endpoint.quic.open_bi(key) else { return };
+            unopened.pop_front();
+            *opened = true;
+            self.lane_of.insert((key, stream), lane);
+            self.lanes[lane].opened(stream, self.auth.clone(), &mut self.endpoint.quic);
+        }
+    }
+
+    fn read_lane(&mut self, now: Tick, key: ConnKey, stream: StreamId) -> Result<(), LoadError> {
+        let Some(index) = self.lane_of.get(&(key, stream)).copied() else { return Ok(()) };
+        let lane = &mut self.lanes[index];
+        if lane.read(&mut self.endpoint.quic, now, &mut self.window)? {
+            enqueue(&mut self.ready, &mut self.queued, index);
+        }
+        if lane.is_ready()
+            && let Some(Conn::Publisher { authenticated, .. }) = self.conns.get_mut(&key)
+            && !std::mem::replace(authenticated, true)
+        {
+            self.open_lanes(key);
+        }
+        Ok(())
+    }
+
+    /// Goes on to the next phase when it is time.
+    fn advance(&mut self, now: Tick) -> Result<(), LoadError> {
+        match self.phase {
+            Phase::SettingUp { until } => {
+                let ready =
+                    self.lanes.iter().all(Lane::is_ready) && self.readers.iter().all(Reader::is_subscribed);
+                if ready {
+                    self.start_publishing(now);
+                } else if until <= now {
+                    let waited_s = SETUP_DEADLINE.as_secs();
+                    return Err(LoadError::TimedOut { what: "authenticating and subscribing", waited_s });
+                }
+            }
+            Phase::Publishing => {
+                self.offer_due(now);
+                if self.window.advance(now) {
+                    for index in 0..self.lanes.len() {
+                        self.lanes[index].stop();
+                        enqueue(&mut self.ready, &mut self.queued, index);
+                    }
+                    self.phase =
+                        Phase::Settling { until: now + SETTLE_DEADLINE, quiet_since: now, accounted: 0 };
+                }
+            }
+            Phase::Settling { until, quiet_since, accounted } => {
+                let seen = self.readers.iter().map(Reader::accounted).sum();
+                let quiet_since = if seen > accounted { now } else { quiet_since };
+                let settled = self.lanes.iter().all(Lane::is_settled);
+                let read = seen >= self.expected() || quiet_since + READ_PATIENCE <= now;
+                self.phase = if until <= now || (settled && read) {
+                    Phase::Done
+                } else {
+                    Phase::Settling { until, quiet_since, accounted: seen }
+                };
+            }
+            Phase::Done => {}
+        }
+        Ok(())
+    }
+
+    fn start_publishing(&mut self, now: Tick) {
+        let shape = &self.plan.shape;
+        self.window = Window::new(now, shape.warmup(), shape.duration(), self.plan.target.server_pid);
+        self.schedule = shape.rate.map(|rate| Schedule::new(now, rate));
+        self.phase = Phase::Publishing;
+        for index in 0..self.lanes.len() {
+            enqueue(&mut self.ready, &mut self.queued, index);
+        }
+    }
+
+    fn offer_due(&mut self, now: Tick) {
+        let Some(schedule) = &mut self.schedule else { return };
+        while let Some((number, due)) = schedule.take(now) {
+            let index = (number % self.lanes.len() as u64) as usize;
+            self.lanes[index].offer(due);
+            enqueue(&mut self.ready, &mut self.queued, index);
+        }
+    }
+
+    fn pump(&mut self) -> Result<(), LoadError> {
+        if matches!(self.phase, Phase::SettingUp { .. }) {
+            return Ok(());
+        }
+        for _ in 0..self.ready.len() {
+            let Some(index) = self.ready.pop_front() else { break };
+            self.queued[index] = false;
+            let now = self.endpoint.now();
+            let pumped = self.lanes[index].pump(&mut self.endpoint.quic, now, &mut self.window)?;
+            if pumped == Pumped::Again {
+                enqueue(&mut self.ready, &mut self.queued, index);
+            }
+        }
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Tick> {
+        match self.phase {
+            Phase::SettingUp { until } => Some(until),
+            Phase::Publishing => {
+                let due = self.schedule.as_ref().map(Schedule::next_due);
+                self.window.next_change().into_iter().chain(due).min()
+            }
+            Phase::Settling { until, quiet_since, .. } => Some(until.min(quiet_since + READ_PATIENCE)),
+            Phase::Done => None,
+        }
+    }
+
+    /// Records that all readers together must see.
+    fn expected(&self) -> u64 {
+        self.lanes.iter().map(Lane::records).sum::<u64>() * self.readers.len() as u64
+    }
+
+    fn end(mut self) -> Result<LoadReport, LoadError> {
+        let report = self.report()?;
+        let now = self.endpoint.now();
+        self.endpoint.quic.close_all(now, VarInt::from_u32(0), &Bytes::new());
+        self.endpoint.transmit();
+        Ok(report)
+    }
+
+    fn report(&self) -> Result<LoadReport, LoadError> {
+        let Some(measured) = self.window.measured() else {
+            return Err(LoadError::TimedOut { what: "the steady window", waited_s: 0 });
+        };
+        let paths: Vec<_> = self
+            .conns
+            .iter()
+            .filter(|(_, conn)| matches!(conn, Conn::Publisher { .. }))
+            .filter_map(|(key, _)| self.endpoint.quic.stats(*key))
+            .collect();
+        let refused = |lane: &Lane| lane.counts.refused + lane.counts.forgotten;
+        Ok(LoadReport {
+            target: self.plan.name.clone(),
+            shape: self.plan.shape.clone(),
+            machine: Machine::look(),
+            seconds: measured.length.as_secs_f64(),
+            batches: self.window.batches,
+            payload_bytes: self.window.payload_bytes,
+            ack_latency: self.window.ack_latency.summary(),
+            service_latency: self.window.service_latency.summary(),
+            server: measured.server.clone(),
+            client_seconds: measured.client.seconds,
+            mtu: paths.iter().map(|path| path.mtu).min().unwrap_or(0),
+            packets: paths
+                .iter()
+                .fold((0, 0), |sum, path| (sum.0 + path.sent_packets, sum.1 + path.lost_packets)),
+            sent_batches: self.lanes.iter().map(|lane| lane.counts.sent).sum(),
+            refused_batches: self.lanes.iter().map(refused).sum(),
+            unanswered_batches: self.lanes.iter().map(Lane::unanswered).sum(),
+            read: (!self.readers.is_empty()).then(|| self.read_report()),
+        })
+    }
+
+    fn read_report(&self) -> ReadReport {
+        let sum = |of: fn(&Reader) -> u64| self.readers.iter().map(of).sum();
+        ReadReport {
+            expected_records: self.expected(),
+            delivered_records: sum(|reader| reader.counts.delivered),
+            missing_records: sum(|reader| reader.counts.missing),
+            repeated_records: sum(|reader| reader.counts.repeated),
+            ended: sum(|reader| reader.counts.ended),
+            delivery_latency: self.window.delivery_latency.summary(),
+        }
+    }
+}
+
+fn enqueue(ready: &mut VecDeque<usize>, queued: &mut [bool], lane: usize) {
+    if !std::mem::replace(&mut queued[lane], true) {
+        ready.push_back(lane);
+    }
+}
+
+/// With enough connections all streams of one write to one shard, so that it can land on the core of that shard.
+fn shard_of(shape: &Shape, connection: u32, stream: u32) -> u32 {
+    let number =
+        if shape.connections >= shape.shards { connection } else { connection * shape.streams + stream };
+    number % shape.shards
+}
+
+fn lane_spec(shape: &Shape, key: ConnKey, frames: Frames) -> LaneSpec {
+    LaneSpec {
+        key,
+        frames,
+        acked: shape.acks == Acks::Batch,
+        inflight: shape.inflight as usize,
+        scheduled: shape.rate.is_some(),
+        batch_bytes: shape.batch_bytes(),
+        batch_records: u64::from(shape.batch_records),
+    }
+}

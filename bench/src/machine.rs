@@ -1,0 +1,77 @@
+//! The machine a result is from, and getting a fair share of it. Scope: per process.
+//! Invariants: nothing here fails a run: what is not to be had is left out or said on standard error.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde::Serialize;
+
+/// What a result says about where it was made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Machine {
+    pub cpu: String,
+    pub cpus: usize,
+    pub kernel: String,
+    /// Of the folder the program lies in; `-dirty` with uncommitted changes.
+    pub commit: String,
+    /// `debug` builds are not worth measuring; the result says so.
+    pub build: &'static str,
+}
+
+impl Machine {
+    /// Looks around.
+    #[must_use]
+    pub fn look() -> Machine {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpuinfo.lines().find(|line| line.starts_with("model name"));
+        let model = model.and_then(|line| line.split_once(':')).map(|(_, name)| name.trim());
+        Machine {
+            cpu: model.unwrap_or("unknown").to_owned(),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            commit: commit().unwrap_or_else(|| "unknown".to_owned()),
+            build: if cfg!(debug_assertions) { "with assertions" } else { "release" },
+        }
+    }
+}
+
+fn commit() -> Option<String> {
+    let program = std::env::current_exe().ok()?;
+    let folder: &Path = program.parent()?;
+    let output = Command::new("git")
+        .arg("-C")
+        .arg(folder)
+        .args(["describe", "--always", "--dirty", "--abbrev=12"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let text = text.trim();
+    (output.status.success() && !text.is_empty()).then(|| text.to_owned())
+}
+
+/// Keeps the calling thread on `cpu`. Says so and goes on when that is refused.
+pub fn pin_thread(cpu: usize) {
+    if !core_affinity::set_for_current(core_affinity::CoreId { id: cpu }) {
+        eprintln!("felix-bench: cannot stay on CPU {cpu}; figures will be noisier");
+    }
+}
+
+/// Makes this process and those it starts a scheduling group of their own with the greatest weight, so that other
+/// sessions of the machine do not take its CPUs. Needs privileges and a process that leads no process group; without
+/// them it says so and goes on.
+pub fn raise_priority() {
+    if rustix::process::setsid().is_err() {
+        eprintln!(
+            "felix-bench: not in a session of its own; start it with `setsid` for a fair share of the CPUs"
+        );
+        return;
+    }
+    // A session of its own has no terminal to be interrupted from: end when whoever started us ends.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
+    if let Err(error) = fs::write("/proc/self/autogroup", "-20") {
+        eprintln!("felix-bench: the scheduling group keeps its weight: {error}");
+    }
+}
