@@ -5,6 +5,7 @@
 
 mod builder;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ use crate::topology::{self, ShardOwner};
 
 pub use builder::ClientBuilder;
 
+/// How long `close` waits for the last packets.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 /// Between two looks at whether the token is due, when its life is unknown or very short.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(1);
 /// The same while nothing is known about the token's life.
@@ -62,11 +65,20 @@ impl Client {
         self.shared.live_links().len()
     }
 
-    /// Ends all connections now. What is in flight on them has an unknown outcome.
-    pub fn close(&self) {
-        for link in self.shared.live_links() {
+    /// Ends all connections, for every clone and everything made from them, and waits up to a second until the
+    /// brokers can know. What is in flight has an unknown outcome: flush publishers first.
+    pub async fn close(&self) {
+        self.shared.closed.store(true, Ordering::Release);
+        let links = self.shared.live_links();
+        for link in &links {
             link.close();
         }
+        let all_told = async {
+            for link in &links {
+                link.closed_everywhere().await;
+            }
+        };
+        drop(tokio::time::timeout(CLOSE_PATIENCE, all_told).await);
     }
 }
 
@@ -76,6 +88,7 @@ pub(crate) struct Shared {
     namespace: Option<Arc<str>>,
     server_name: Arc<str>,
     brokers: Mutex<Brokers>,
+    closed: AtomicBool,
 }
 
 struct Brokers {
@@ -109,7 +122,7 @@ impl Shared {
             })
             .collect();
         let brokers = Mutex::new(Brokers { known, current: 0, learned_from: Weak::new() });
-        Arc::new(Self { identity, namespace, server_name, brokers })
+        Arc::new(Self { identity, namespace, server_name, brokers, closed: AtomicBool::new(false) })
     }
 
     /// `name` with its namespace.
@@ -132,6 +145,9 @@ impl Shared {
     }
 
     async fn entry_broker(self: &Arc<Self>) -> Result<(Arc<Broker>, Arc<Link>), Error> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::Closed);
+        }
         let mut last = Error::config("no broker is configured");
         for (index, broker) in self.candidates() {
             match broker.link().await {
@@ -152,6 +168,9 @@ impl Shared {
     /// # Errors
     /// As [`Shared::entry`].
     pub(crate) async fn link_to(self: &Arc<Self>, owner: Option<&ShardOwner>) -> Result<Arc<Link>, Error> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::Closed);
+        }
         let core = owner.and_then(|owner| owner.core);
         let Some(address) = owner.and_then(ShardOwner::dialable) else {
             let (broker, _) = self.entry_broker().await?;
@@ -261,7 +280,9 @@ impl Shared {
 /// which extends the subscriptions and publishes running there.
 async fn keep_identity_fresh(shared: Weak<Shared>) {
     loop {
-        let Some(client) = shared.upgrade() else { return };
+        let Some(client) = shared.upgrade().filter(|client| !client.closed.load(Ordering::Acquire)) else {
+            return;
+        };
         let due = client.identity.tokens.time_to_renewal().await;
         drop(client);
         tokio::time::sleep(due.unwrap_or(RENEWAL_PAUSE_UNKNOWN).max(RENEWAL_PAUSE)).await;

@@ -28,8 +28,8 @@ use crate::limits::{CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES};
 use crate::tls::Transport;
 use crate::token::Tokens;
 
-pub(crate) use dial::Dialled;
-pub(crate) use events::EventRouter;
+use dial::Dialled;
+use events::EventRouter;
 pub(crate) use stream::{AuthedStream, FrameRecv};
 
 /// Binary layouts this client reads: all but publisher and append time, which it does not hand on.
@@ -112,8 +112,8 @@ impl Granted {
 /// One live connection. Dropping the last reference closes it.
 pub(crate) struct Link {
     connection: Connection,
-    /// Held so that the socket lives as long as the connection.
-    _endpoint: Endpoint,
+    /// Its only connection is this one.
+    endpoint: Endpoint,
     identity: Arc<Identity>,
     granted: Granted,
     router: EventRouter,
@@ -138,7 +138,7 @@ impl Link {
         tokio::spawn(router.clone().run(connection.clone()));
         let mut link = Self {
             connection,
-            _endpoint: endpoint,
+            endpoint,
             identity,
             granted: Granted::SILENT,
             router,
@@ -171,6 +171,11 @@ impl Link {
     /// Tells both sides that nothing more will come over this connection.
     pub(crate) fn close(&self) {
         self.connection.close(VarInt::from_u32(0), b"");
+    }
+
+    /// Until nothing of a closed connection is left to send.
+    pub(crate) async fn closed_everywhere(&self) {
+        self.endpoint.wait_idle().await;
     }
 
     /// Room in the connection's window for one more event stream, until the guard is dropped.

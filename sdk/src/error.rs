@@ -98,6 +98,9 @@ pub enum Error {
         /// The request.
         what: &'static str,
     },
+    /// The client was closed.
+    #[error("the client is closed")]
+    Closed,
 }
 
 impl Error {
@@ -129,7 +132,9 @@ impl Error {
     /// What may be done next.
     pub fn retry_class(&self) -> RetryClass {
         match self {
-            Self::Config { .. } | Self::Token { .. } | Self::NotServed { .. } => RetryClass::Fatal,
+            Self::Config { .. } | Self::Token { .. } | Self::NotServed { .. } | Self::Closed => {
+                RetryClass::Fatal
+            }
             Self::Unreachable { .. } => RetryClass::Retry,
             Self::Auth(refusal) | Self::Refused(refusal) => refusal.retry,
             Self::Lost { .. } | Self::TimedOut { .. } | Self::Protocol { .. } => RetryClass::OutcomeUnknown,
@@ -144,7 +149,7 @@ impl Error {
     /// For requests that write nothing: another attempt may succeed.
     pub(crate) fn is_worth_another_read(&self) -> bool {
         match self {
-            Self::Config { .. } | Self::Token { .. } | Self::NotServed { .. } => false,
+            Self::Config { .. } | Self::Token { .. } | Self::NotServed { .. } | Self::Closed => false,
             Self::Unreachable { .. } | Self::Lost { .. } | Self::TimedOut { .. } | Self::Protocol { .. } => {
                 true
             }

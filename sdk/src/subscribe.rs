@@ -15,12 +15,13 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use felix_wire::client::{Event as WireEvent, EventBatch, StartPosition};
+use felix_wire::error_code::ErrorCode;
 use felix_wire::id::Offset;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
 use crate::client::Shared;
-use crate::error::SubscribeError;
+use crate::error::{Error, SubscribeError};
 use crate::limits::{SUBSCRIPTION_BUFFER_BYTES, SUBSCRIPTION_BUFFER_FRAMES};
 use crate::name::StreamName;
 use crate::topology::known_route;
@@ -136,7 +137,7 @@ impl SubscribeBuilder {
     pub async fn open(self) -> Result<Subscription, SubscribeError> {
         let name = self.shared.resolve(self.stream)?;
         let route = known_route(&self.shared, &name).await.map_err(|error| {
-            if error.is_code(&felix_wire::error_code::ErrorCode::NotFound) {
+            if error.is_code(&ErrorCode::NotFound) {
                 SubscribeError::UnknownStream
             } else {
                 SubscribeError::Open(error)
@@ -163,7 +164,7 @@ impl SubscribeBuilder {
         let mut positions = BTreeMap::new();
         let mut opened = Vec::new();
         while let Some(joined) = opening.join_next().await {
-            let (reader, source) = joined.map_err(|e| crate::error::Error::lost(e))??;
+            let (reader, source) = joined.map_err(Error::lost)??;
             if let Some(position) = reader.position() {
                 positions.insert(reader.shard(), position);
             }

@@ -149,7 +149,25 @@ async fn a_stream_without_a_namespace_needs_a_default_one() {
     let broker = FakeBroker::start(1).await;
     let with_default = broker.connect().await;
     assert!(with_default.stream_shards("s").await.is_ok());
-    assert!(with_default.stream_shards(("other", "s")).await.is_ok());
+    let without = broker.client_without_namespace().connect().await.unwrap();
+    assert!(matches!(without.stream_shards("s").await, Err(Error::Config { .. })));
+    assert!(without.stream_shards(("other", "s")).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_closed_client_ends_everything_made_from_it() {
+    let broker = FakeBroker::start(1).await;
+    let client = broker.connect().await;
+    let publisher = client.publisher("s").open().await.unwrap();
+    let mut events = client.subscribe("s").open().await.unwrap();
+    client.close().await;
+    broker.state.when("the close is seen", |s| (s.open_connections == 0).then_some(())).await;
+    let ended = tokio::time::timeout(DEADLINE, events.next()).await.unwrap().unwrap().unwrap_err();
+    assert!(ended.ends_shard(), "{ended:?}");
+    let receipt = publisher.send("late", None).await.unwrap();
+    let error = tokio::time::timeout(DEADLINE, receipt).await.unwrap().unwrap_err();
+    assert_eq!(error, felix_sdk::PublishError::Unavailable(Error::Closed));
+    assert_eq!(client.topology().await, Err(Error::Closed));
 }
 
 #[tokio::test]

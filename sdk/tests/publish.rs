@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use fake::{Answers, DEADLINE, FakeBroker};
 use felix_sdk::{
-    AckMode, BatchLimits, Bytes, ErrorCode, KeyMapping, Offset, PublishError, Receipt, TryPublishError,
-    shard_for,
+    AckMode, BatchLimits, Bytes, Deadlines, ErrorCode, KeyMapping, Offset, PublishError, Receipt,
+    TryPublishError, shard_for,
 };
 use felix_wire::features::Features;
 
@@ -254,8 +254,7 @@ async fn a_lost_connection_leaves_publishes_in_flight_unknown_and_later_ones_go_
 #[tokio::test]
 async fn an_unreachable_broker_is_told_with_nothing_written() {
     let mut broker = FakeBroker::start(1).await;
-    let mut deadlines = felix_sdk::Deadlines::default();
-    deadlines.connect = Duration::from_millis(300);
+    let deadlines = Deadlines { connect: Duration::from_millis(300), ..Deadlines::default() };
     let client = broker.client().deadlines(deadlines).connect().await.unwrap();
     let publisher = client.publisher("s").retry_refused(Duration::from_millis(200)).open().await.unwrap();
     publisher.send("a", None).await.unwrap().await.unwrap();
@@ -348,7 +347,7 @@ async fn an_unknown_stream_cannot_be_opened() {
 async fn a_stream_that_is_created_a_moment_later_is_found() {
     let broker = FakeBroker::start(1).await;
     broker.state.change(|s| s.stream_known = false);
-    let patient = felix_sdk::Deadlines::default();
+    let patient = Deadlines::default();
     let client = broker.client().deadlines(patient).connect().await.unwrap();
     let opening = tokio::spawn(async move { client.publisher("s").open().await.map(|p| p.shard_count()) });
     broker.state.when("asked", |s| (s.auths.len() >= 2).then_some(())).await;
@@ -398,8 +397,7 @@ async fn an_owner_on_another_broker_is_published_to_directly_and_around_when_it_
     let mut owner = entry.sibling(1);
     let address = owner.addr.to_string();
     entry.state.change(|s| s.owner = Some(("node-b".to_owned(), address)));
-    let mut deadlines = felix_sdk::Deadlines::default();
-    deadlines.connect = Duration::from_millis(500);
+    let deadlines = Deadlines { connect: Duration::from_millis(500), ..Deadlines::default() };
     let client = entry.client().deadlines(deadlines).connect().await.unwrap();
     let publisher = client.publisher("s").open().await.unwrap();
     publisher.send("direct", None).await.unwrap().await.unwrap();

@@ -25,7 +25,7 @@ pub enum Format {
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct OutputArgs {
     /// How to show the result
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT", global = true)]
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub output: Format,
 }
 

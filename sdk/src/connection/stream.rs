@@ -18,7 +18,8 @@ use crate::limits::READ_CHUNKS;
 pub(crate) struct FrameRecv {
     recv: RecvStream,
     reader: FrameReader,
-    chunks: [Bytes; READ_CHUNKS],
+    /// Where one read puts what has arrived.
+    chunks: Box<[Bytes; READ_CHUNKS]>,
 }
 
 impl FrameRecv {
@@ -26,7 +27,7 @@ impl FrameRecv {
         Self {
             recv,
             reader: FrameReader::new(FRAME_PAYLOAD_MAX),
-            chunks: std::array::from_fn(|_| Bytes::new()),
+            chunks: Box::new(std::array::from_fn(|_| Bytes::new())),
         }
     }
 
@@ -39,7 +40,7 @@ impl FrameRecv {
             if let Some(frame) = self.buffered()? {
                 return Ok(Some(frame));
             }
-            match self.recv.read_chunks(&mut self.chunks).await {
+            match self.recv.read_chunks(&mut *self.chunks).await {
                 Ok(Some(count)) => {
                     for chunk in self.chunks.iter_mut().take(count) {
                         self.reader.push(std::mem::take(chunk));

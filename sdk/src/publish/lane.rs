@@ -394,7 +394,9 @@ impl Lane {
             items.settle_failed(&PublishError::Refused(refusal));
             return;
         }
-        if !refusal.is(&ErrorCode::StaleWidth) && !identity {
+        // The first look at an outdated route costs no wait; a broker that learns it later than others does.
+        let at_once = identity || (refusal.is(&ErrorCode::StaleWidth) && returns == 0);
+        if !at_once {
             let delay = self.backoff.next_delay(random()).max(refusal.retry_after.unwrap_or_default());
             self.resume_at = Some(self.resume_at.map_or(now + delay, |at| at.max(now + delay)));
         }

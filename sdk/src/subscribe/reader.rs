@@ -60,7 +60,7 @@ enum Reply {
 enum End {
     Gone,
     /// Subscribe again at once: the shard moved, this reader was too slow, or events are missing.
-    Again(Option<ShardOwner>),
+    Again(Option<Box<ShardOwner>>),
     /// Subscribe again after a while.
     Lost,
     /// The shard ends.
@@ -126,7 +126,7 @@ impl Reader {
             let owner = match self.read(&mut source).await {
                 End::Gone => return,
                 End::Over(error) => return drop(self.tell(error).await),
-                End::Again(owner) => owner,
+                End::Again(owner) => owner.map(|owner| *owner),
                 End::Lost => {
                     tokio::time::sleep(self.backoff.next_delay(jitter_seed())).await;
                     None
@@ -134,6 +134,10 @@ impl Reader {
             };
             drop(source);
             self.cursor.lost();
+            let owner = match owner.filter(|owner| owner.dialable().is_some()) {
+                Some(named) => Some(named),
+                None => self.find_owner().await,
+            };
             let patience = Patience {
                 any: None,
                 identity: IDENTITY_PATIENCE,
@@ -189,11 +193,7 @@ impl Reader {
 
     /// One round over the brokers: the owner as far as it is known, then wherever `not_leader` points
     /// (client-protocol 17.3).
-    async fn ask(&self, owner: Option<ShardOwner>, start: StartPosition) -> Result<Reply, Error> {
-        let mut owner = match owner {
-            Some(owner) => Some(owner),
-            None => self.find_owner().await,
-        };
+    async fn ask(&self, mut owner: Option<ShardOwner>, start: StartPosition) -> Result<Reply, Error> {
         let mut seen: Vec<String> = Vec::new();
         for _hop in 0..=REDIRECT_HOPS_MAX {
             let link = self.shared.link_to(owner.as_ref()).await?;
@@ -307,15 +307,10 @@ impl Reader {
             }
             Message::ShardMoved(moved) => {
                 self.cursor.resume_from(moved.resume_from);
-                let owner = moved.node_id.map(|node_id| ShardOwner {
-                    shard: self.shard,
-                    node_id: Some(node_id.into_owned()),
-                    addr: moved.addr.map(Cow::into_owned),
-                    core: None,
-                    generation: moved.generation.get(),
-                    unavailable: None,
+                let owner = moved.node_id.map(|node_id| {
+                    self.owner_of(NotLeader { node_id, addr: moved.addr, generation: moved.generation })
                 });
-                Err(End::Again(owner))
+                Err(End::Again(owner.map(Box::new)))
             }
             Message::SubscriptionLagged(lagged) => {
                 self.cursor.resume_from(Some(lagged.resume_from));

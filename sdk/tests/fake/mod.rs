@@ -93,6 +93,7 @@ pub struct State {
     pub event_frame_records: usize,
     pub ending: Option<(u64, Ending)>,
     pub event_bytes_written: usize,
+    pub event_streams: usize,
     pub open_connections: usize,
     pub next_id: u64,
 }
@@ -132,6 +133,7 @@ impl State {
             event_frame_records: 16,
             ending: None,
             event_bytes_written: 0,
+            event_streams: 0,
             open_connections: 0,
             next_id: 1,
         }
@@ -238,13 +240,16 @@ impl FakeBroker {
         }
     }
 
-    /// A client configured for this broker, with short deadlines.
+    /// A client configured for this broker, with little patience for unknown streams.
     pub fn client(&self) -> ClientBuilder {
+        self.client_without_namespace().namespace("ns")
+    }
+
+    pub fn client_without_namespace(&self) -> ClientBuilder {
         Client::builder()
             .broker(self.addr.to_string())
             .ca_pem(self.ca_pem.clone())
             .tenant(TENANT)
-            .namespace("ns")
             .token(TOKEN)
             .deadlines(Deadlines { not_found: Duration::from_millis(200), ..Deadlines::default() })
     }

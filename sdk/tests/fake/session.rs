@@ -192,7 +192,7 @@ impl Session {
             let shard = shard_for(publish.key, s.shards, s.mapping).get();
             let log = &mut s.records[shard as usize];
             let base = Offset(log.len() as u64);
-            log.extend(publish.records.iter().map(|record| Bytes::copy_from_slice(record.as_ref())));
+            log.extend(publish.records.iter().map(Bytes::copy_from_slice));
             s.publishes.push(SeenPublish {
                 shard,
                 records: publish.records.count() as usize,
@@ -295,7 +295,12 @@ impl Session {
         if !hello_late {
             write(send, &Message::Subscribed(answer)).await?;
         }
-        tokio::spawn(deliver(self.state.clone(), events, id, shard, start));
+        let state = self.state.clone();
+        tokio::spawn(async move {
+            state.change(|s| s.event_streams += 1);
+            drop(deliver(state.clone(), events, id, shard, start).await);
+            state.change(|s| s.event_streams -= 1);
+        });
         Ok(())
     }
 }

@@ -1,0 +1,141 @@
+//! `felix sub`: records of a stream on standard output. Scope: per command.
+//! Invariants: only records go to standard output; it is flushed whenever no record is waiting; records that are known
+//! to be missing make the exit status 1.
+//! Not here: the subscription itself (`crate::subscribe`), how a record is written (`subscribe/render`).
+
+mod render;
+
+use std::io::{self, BufWriter, Write};
+
+use clap::Args;
+use felix_wire::id::Offset;
+
+use self::render::Rendering;
+use super::connect::connect;
+use super::failure::{Failure, Kind, Outcome, output_failed};
+use super::interrupt;
+use super::output::remark;
+use super::settings::Settings;
+use crate::error::SubscribeError;
+use crate::subscribe::{Event, Shards, Start, Subscription};
+
+/// Bytes collected before they are written.
+const WRITE_BYTES: usize = 256 << 10;
+
+#[derive(Clone, Debug, Args)]
+pub struct SubArgs {
+    /// Stream to read
+    stream: String,
+    /// Where to begin: latest, earliest, or an offset
+    #[arg(long, default_value = "latest", value_parser = start)]
+    from: Start,
+    /// Only this shard
+    #[arg(long)]
+    shard: Option<u32>,
+    /// End after so many records
+    #[arg(long, value_name = "RECORDS")]
+    count: Option<u64>,
+    /// How a record is written
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub output: Rendering,
+}
+
+fn start(text: &str) -> Result<Start, String> {
+    match text {
+        "latest" => Ok(Start::Latest),
+        "earliest" => Ok(Start::Earliest),
+        offset => match offset.parse() {
+            Ok(offset) => Ok(Start::Offset(Offset(offset))),
+            Err(_) => Err("it is `latest`, `earliest` or an offset".to_owned()),
+        },
+    }
+}
+
+impl SubArgs {
+    /// # Errors
+    /// What the brokers said; `Other` when records were missing or the output cannot be written.
+    pub async fn run(self, settings: &Settings) -> Outcome {
+        let mut interrupted = interrupt::first()?;
+        let opened = async {
+            let client = connect(settings).await?;
+            let shards = self.shard.map_or(Shards::All, Shards::One);
+            let builder = client.subscribe(self.stream.as_str()).from(self.from.clone()).shards(shards);
+            Ok::<_, Failure>((builder.open().await?, client))
+        };
+        let (mut subscription, client) = tokio::select! {
+            opened = opened => opened?,
+            () = interrupted.wait() => return Ok(()),
+        };
+        remark(&format!("reading `{}`, {} shard(s)", self.stream, subscription.live_shards()));
+        let mut out = Output::new(self.output, self.count);
+        let read = tokio::select! {
+            read = out.read(&mut subscription) => read,
+            () = interrupted.wait() => Ok(()),
+        };
+        let flushed = out.writer.flush().map_err(|error| output_failed(&error));
+        drop(subscription);
+        client.close();
+        read.and(flushed)?;
+        if out.missing { Err(Failure::new(Kind::Other, "records were missing")) } else { Ok(()) }
+    }
+}
+
+/// Standard output and what is still wanted on it.
+struct Output {
+    writer: BufWriter<io::Stdout>,
+    rendering: Rendering,
+    left: Option<u64>,
+    /// Records are known to be missing.
+    missing: bool,
+}
+
+impl Output {
+    fn new(rendering: Rendering, count: Option<u64>) -> Output {
+        let writer = BufWriter::with_capacity(WRITE_BYTES, io::stdout());
+        Output { writer, rendering, left: count, missing: false }
+    }
+
+    /// Until the subscription ends or enough was written. Runs on the thread that called into the runtime, so a slow
+    /// reader of our output stops nothing else.
+    async fn read(&mut self, subscription: &mut Subscription) -> Outcome {
+        while self.left != Some(0) {
+            let waiting = tokio::select! {
+                biased;
+                item = subscription.next() => Some(item),
+                () = std::future::ready(()) => None,
+            };
+            let item = match waiting {
+                Some(item) => item,
+                None => {
+                    self.writer.flush().map_err(|error| output_failed(&error))?;
+                    subscription.next().await
+                }
+            };
+            match item {
+                Some(Ok(event)) => self.write(&event)?,
+                Some(Err(error)) => self.note(error)?,
+                None => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, event: &Event) -> Outcome {
+        self.rendering.write(&mut self.writer, event).map_err(|error| output_failed(&error))?;
+        self.left = self.left.map(|left| left - 1);
+        Ok(())
+    }
+
+    /// A gap is told and counted; everything else ends the command.
+    fn note(&mut self, error: SubscribeError) -> Outcome {
+        let SubscribeError::Gap(gap) = &error else { return Err(error.into()) };
+        match (gap.from, gap.to) {
+            (Some(from), Some(to)) => {
+                self.missing = true;
+                remark(&format!("shard {}: records {} to {} are missing", gap.shard, from.get(), to.get() - 1));
+            }
+            _ => remark(&format!("shard {}: the broker was lost; records may be missing", gap.shard)),
+        }
+        Ok(())
+    }
+}
