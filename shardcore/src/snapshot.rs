@@ -12,6 +12,8 @@ use felix_wire::id::{CoreId, Generation, Incarnation, NodeId, ShardIndex};
 use felix_wire::routing::KeyMapping;
 use jsonwebtoken::DecodingKey;
 
+use crate::hash::HashState;
+
 /// Tenant, namespace and name of a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamName {
@@ -55,7 +57,7 @@ pub struct StreamRoute {
     pub name: StreamName,
     pub incarnation: Incarnation,
     pub mapping: KeyMapping,
-    /// Asked for in the catalog. Served as in-memory until the log is built; see docs/status.md.
+    /// Asked for in the catalog. Not served until the log is built: its owners are `Nobody`.
     pub durable: bool,
     /// One entry per shard, in shard order; never empty.
     pub owners: Vec<Owner>,
@@ -74,7 +76,8 @@ pub struct Routes {
     /// Rises with every snapshot; a core ignores an older one.
     pub version: u64,
     /// By `tenant NUL namespace NUL stream`: catalog names hold no NUL, so no other triple has the same key.
-    streams: HashMap<Box<str>, Arc<StreamRoute>, foldhash::fast::RandomState>,
+    streams: HashMap<Box<str>, Arc<StreamRoute>, HashState>,
+    by_uid: HashMap<StreamUid, Arc<StreamRoute>, HashState>,
     tenants: HashMap<Arc<str>, (), foldhash::fast::RandomState>,
 }
 
@@ -85,9 +88,12 @@ impl Routes {
         streams: impl IntoIterator<Item = Arc<StreamRoute>>,
         tenants: impl IntoIterator<Item = Arc<str>>,
     ) -> Routes {
+        let streams: HashMap<Box<str>, Arc<StreamRoute>, HashState> =
+            streams.into_iter().map(|s| (s.name.key().into_boxed_str(), s)).collect();
         Routes {
             version,
-            streams: streams.into_iter().map(|s| (s.name.key().into_boxed_str(), s)).collect(),
+            by_uid: streams.values().map(|s| (s.uid, Arc::clone(s))).collect(),
+            streams,
             tenants: tenants.into_iter().map(|t| (t, ())).collect(),
         }
     }
@@ -103,6 +109,11 @@ impl Routes {
             scratch.push_str(part);
         }
         self.streams.get(scratch.as_str())
+    }
+
+    /// Who serves a shard; nothing when its stream is gone.
+    pub fn owner(&self, shard: ShardId) -> Option<&Owner> {
+        self.by_uid.get(&shard.stream)?.owners.get(shard.shard.0 as usize)
     }
 
     /// Whether the catalog holds the tenant.

@@ -112,6 +112,10 @@ impl RouteMaker {
         let owners = (0..stream.shards)
             .map(|shard| {
                 let id = ShardId { stream: life.uid, shard: ShardIndex(shard) };
+                // Without a log the promise of a durable stream cannot be kept: it is not served at all.
+                if stream.durable {
+                    return Owner::Nobody { reason: "not_ready" };
+                }
                 self.owner(catalog, current(catalog, stream, shard), id)
             })
             .collect();

@@ -153,3 +153,11 @@ fn four_thousand_shards_spread_over_all_cores_and_absurd_widths_get_no_route() {
     }
     assert_eq!(load, [1_024; 4]);
 }
+
+#[test]
+fn a_durable_stream_is_not_served_from_memory() {
+    let mut world = World::new(1);
+    let durable = Stream { durable: true, ..stream("d", 1, 1) };
+    let routes = world.say(vec![durable], vec![assignment("d", 0, "me", 1, 1)]);
+    assert_eq!(route(&routes, "d").owners, [Owner::Nobody { reason: "not_ready" }]);
+}
