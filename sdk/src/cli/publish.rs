@@ -113,13 +113,13 @@ impl PubArgs {
         let settling = tokio::spawn(settle(settled, failing));
         let mut summary = Summary::default();
         let sent = self.send_all(&publisher, receipts, failed, &progress, &mut summary).await;
-        let flushed = publisher.flush().await;
+        let flushed = publisher.close().await;
         let (acknowledged, refused) = settling.await.map_err(|error| Failure::other(error.to_string()))?;
         progress.finish_and_clear();
         summary.acknowledged = acknowledged;
         summary.seconds = started.elapsed().as_secs_f64();
         self.show(&summary)?;
-        client.close();
+        client.close().await;
         refused.map_or(Ok(()), Err)?;
         flushed?;
         sent

@@ -74,7 +74,7 @@ impl SubArgs {
         };
         let flushed = out.writer.flush().map_err(|error| output_failed(&error));
         drop(subscription);
-        client.close();
+        client.close().await;
         read.and(flushed)?;
         if out.missing { Err(Failure::new(Kind::Other, "records were missing")) } else { Ok(()) }
     }
