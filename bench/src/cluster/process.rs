@@ -162,7 +162,8 @@ mod tests {
     fn a_half_written_ready_file_is_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let whole = r#"{"broker_addr":"127.0.0.1:1","ca_file":"a","token_file":"b","tenant":"t","namespace":"n","pids":{"broker":2}}"#;
-        let script = format!("printf '{{' > ready; sleep 0.05; printf '%s' '{whole}' > ready; exec sleep 60");
+        std::fs::write(folder.path().join("ready"), "{").unwrap();
+        let script = format!("printf '%s' '{whole}' > ready; exec sleep 60");
         let mut process = shell(&script, folder.path());
         let ready = process.wait_ready(&folder.path().join("ready"), Duration::from_secs(20)).unwrap();
         assert_eq!(ready.pids.broker, 2);

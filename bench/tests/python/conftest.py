@@ -1,0 +1,104 @@
+"""Fixtures: one broker for the run, brokers of a test's own, and the client in both forms."""
+
+import faulthandler
+import itertools
+import pathlib
+import shutil
+import tempfile
+
+import pytest
+
+from faces import FACES
+from processes import NAMESPACE, TENANT, Broker, ControlPlane
+
+# A test that takes longer than this has hung where nothing can interrupt it; the run ends and shows where.
+_TEST_S = 150
+
+ALL_RIGHTS = [f"stream.publish:stream:{TENANT}/*/*", f"stream.subscribe:stream:{TENANT}/*/*"]
+
+
+@pytest.fixture(autouse=True)
+def _deadline():
+    faulthandler.dump_traceback_later(_TEST_S, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session")
+def make_broker():
+    """Starts brokers, each with a control plane of its own; all end with the run."""
+    root = pathlib.Path(tempfile.mkdtemp(prefix="felix-python-"))
+    started = []
+
+    def make(**options):
+        folder = root / str(len(started))
+        folder.mkdir()
+        plane = ControlPlane(folder)
+        started.append(plane)
+        broker = Broker(plane, folder, **options)
+        started.append(broker)
+        return broker
+
+    yield make
+    for process in reversed(started):
+        process.stop()
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def broker(make_broker):
+    """The broker that tests share; they leave it running."""
+    return make_broker()
+
+
+@pytest.fixture(scope="session")
+def token(broker):
+    """A token with every right on the streams of the tenant."""
+    return broker.plane.mint(ALL_RIGHTS, ttl=3600)
+
+
+@pytest.fixture(params=sorted(FACES))
+def face(request):
+    return FACES[request.param]
+
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def new_stream(broker):
+    """Makes a stream of the shared broker with a name of its own."""
+
+    def make(shards=1, **options):
+        return broker.create_stream(f"s{next(_NUMBERS)}", shards, **options)
+
+    return make
+
+
+@pytest.fixture
+def stream(new_stream):
+    return new_stream()
+
+
+@pytest.fixture
+def client(face, broker, token):
+    return Scoped(connect(face, broker, token))
+
+
+def connect(face, broker, token, **options):
+    return face.connect(broker.addr, tenant_id=TENANT, token=token, ca_file=broker.ca_file, **options)
+
+
+class Scoped:
+    """A client whose stream calls are about the tenant and namespace of the tests."""
+
+    _SCOPED = {"publish", "subscribe", "subscribe_sharded", "stream_shards"}
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, call):
+        method = getattr(self.inner, call)
+        if call not in self._SCOPED:
+            return method
+        return lambda *arguments, **options: method(TENANT, NAMESPACE, *arguments, **options)
