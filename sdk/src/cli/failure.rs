@@ -123,7 +123,7 @@ fn kind_of(error: &Error) -> Kind {
         Error::Unreachable { .. } | Error::Lost { .. } | Error::TimedOut { .. } => Kind::Unreachable,
         Error::Auth(_) | Error::Refused(_) => kind_of_code(error.code()),
         Error::NotServed { .. } => Kind::Refused,
-        Error::Protocol { .. } => Kind::Other,
+        Error::Protocol { .. } | Error::Closed => Kind::Other,
     }
 }
 
