@@ -22,7 +22,7 @@ const PASS_PAUSE_MIN: Duration = Duration::from_millis(5);
 
 /// Places shards until the process drains: at once when woken, and on a timer.
 pub async fn place_shards(plane: Arc<Plane>) {
-    let token = match plane.ledger.write(|tx| assignment::take_over(tx)).await {
+    let token = match plane.ledger.write(assignment::take_over).await {
         Ok(token) => token,
         Err(error) => {
             tracing::error!(%error, "placement does not run");

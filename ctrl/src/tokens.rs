@@ -19,7 +19,7 @@ use crate::limits::TOKEN_BYTES_MAX;
 pub const LEEWAY_SECONDS: u64 = 5;
 
 /// The signing keys of one tenant, as stored.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SigningKeys {
     pub current: SigningKey,
     /// Keys that sign nothing and still verify.
@@ -38,7 +38,7 @@ pub struct SigningKey {
 }
 
 /// A key that only verifies.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VerifyKey {
     pub kid: String,
     /// 32 bytes, base64url without padding.
