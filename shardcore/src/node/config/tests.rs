@@ -202,3 +202,12 @@ fn an_ipv4_loopback_mapped_into_ipv6_is_loopback() {
     assert!(is_loopback("[::1]:1".parse().unwrap()));
     assert!(!is_loopback("0.0.0.0:1".parse().unwrap()));
 }
+
+#[test]
+fn the_configuration_page_names_every_setting_and_its_variable() {
+    let page = include_str!("../../../../docs/configuration.md");
+    for setting in SETTINGS {
+        let row = format!("| `{}` | `{}` |", setting.key, setting.env);
+        assert!(page.contains(&row), "docs/configuration.md has no row {row}");
+    }
+}
