@@ -29,6 +29,8 @@
 mod address;
 mod backoff;
 mod broker;
+#[cfg(feature = "cli")]
+pub mod cli;
 mod client;
 mod connection;
 mod error;

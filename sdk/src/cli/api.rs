@@ -78,7 +78,9 @@ impl Api {
 
     fn new(url: &str, credential: Credential) -> Outcome<Api> {
         if !url.starts_with("http://") {
-            return Err(Failure::usage(format!("`{url}` is not supported: the control plane is reached by http://")));
+            return Err(Failure::usage(format!(
+                "`{url}` is not supported: the control plane is reached by http://"
+            )));
         }
         let agent = Agent::config_builder()
             .http_status_as_error(false)
@@ -167,11 +169,12 @@ impl Api {
     }
 
     fn send(&self, method: &Method, target: &str, body: Option<Vec<u8>>) -> Outcome<(u16, Vec<u8>)> {
-        let mut request =
-            ureq::http::Request::builder().method(method).uri(format!("{}{target}", self.base));
+        let mut request = ureq::http::Request::builder().method(method).uri(format!("{}{target}", self.base));
         request = match &self.credential {
             Credential::None => request,
-            Credential::Bearer(secret) => request.header("Authorization", format!("Bearer {}", secret.read()?)),
+            Credential::Bearer(secret) => {
+                request.header("Authorization", format!("Bearer {}", secret.read()?))
+            }
             Credential::Bootstrap(secret) => request.header(BOOTSTRAP_HEADER, secret.read()?),
         };
         let wrong = |error: ureq::http::Error| Failure::usage(format!("{}: {error}", self.base));
@@ -203,7 +206,8 @@ impl Api {
             ureq::Error::Io(error) => error.kind() == std::io::ErrorKind::ConnectionRefused,
             _ => false,
         };
-        let kind = if never_sent || *method == Method::GET { Kind::Unreachable } else { Kind::OutcomeUnknown };
+        let kind =
+            if never_sent || *method == Method::GET { Kind::Unreachable } else { Kind::OutcomeUnknown };
         Failure::new(kind, format!("no answer from the control plane at {}: {error}", self.base))
     }
 }
@@ -229,8 +233,9 @@ fn json(body: &impl Serialize) -> Outcome<Vec<u8>> {
 }
 
 fn document<T: DeserializeOwned>(answer: &[u8]) -> Outcome<T> {
-    serde_json::from_slice(answer)
-        .map_err(|error| Failure::new(Kind::Refused, format!("the control plane's answer is not understood: {error}")))
+    serde_json::from_slice(answer).map_err(|error| {
+        Failure::new(Kind::Refused, format!("the control plane's answer is not understood: {error}"))
+    })
 }
 
 /// `/` and each segment, percent-encoded (control-plane-api 1.1).

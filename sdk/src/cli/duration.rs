@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 /// Units, longest spelling first where one ends in another.
-const UNITS: [(&str, u64); 5] =
-    [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
+const UNITS: [(&str, u64); 5] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
 /// A number with a unit; without one it is seconds. At least one millisecond.
 ///
@@ -27,7 +26,11 @@ pub fn parse(text: &str) -> Result<Duration, String> {
 /// As [`parse`], and a time with a fraction of a second.
 pub fn parse_seconds(text: &str) -> Result<Duration, String> {
     let time = parse(text)?;
-    if time.subsec_nanos() == 0 { Ok(time) } else { Err(format!("`{text}` is not a whole number of seconds")) }
+    if time.subsec_nanos() == 0 {
+        Ok(time)
+    } else {
+        Err(format!("`{text}` is not a whole number of seconds"))
+    }
 }
 
 #[cfg(test)]

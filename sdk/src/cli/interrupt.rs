@@ -58,8 +58,12 @@ impl Signals {
     /// # Errors
     /// When signals cannot be handled.
     pub fn listen() -> Outcome<Signals> {
-        let listen = |kind| signal(kind).map_err(|error| Failure::other(format!("cannot handle signals: {error}")));
-        Ok(Signals { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+        let listen =
+            |kind| signal(kind).map_err(|error| Failure::other(format!("cannot handle signals: {error}")));
+        Ok(Signals {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+        })
     }
 
     /// The next of them. Can be cancelled.

@@ -106,7 +106,8 @@ fn plain_table() -> Table {
 }
 
 fn trimmed(table: &Table) -> String {
-    let lines: Vec<String> = table.lines().map(|line| line.trim_end().trim_start_matches(' ').to_owned()).collect();
+    let lines: Vec<String> =
+        table.lines().map(|line| line.trim_end().trim_start_matches(' ').to_owned()).collect();
     lines.join("\n")
 }
 
@@ -127,7 +128,9 @@ fn flattened(value: &Value) -> Vec<(String, String)> {
     for (name, value) in members {
         match value {
             Value::Object(_) => {
-                rows.extend(flattened(value).into_iter().map(|(inner, cell)| (format!("{name}.{inner}"), cell)));
+                rows.extend(
+                    flattened(value).into_iter().map(|(inner, cell)| (format!("{name}.{inner}"), cell)),
+                );
             }
             _ => rows.push((name.clone(), cell(value))),
         }

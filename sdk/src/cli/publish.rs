@@ -230,10 +230,9 @@ impl PubArgs {
             return ProgressBar::hidden();
         }
         let (bar, template) = match source::total_bytes(&self.files) {
-            Some(total) => (
-                ProgressBar::new(total),
-                "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-            ),
+            Some(total) => {
+                (ProgressBar::new(total), "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+            }
             None => (ProgressBar::new_spinner(), "{spinner} {bytes} {bytes_per_sec} {elapsed}"),
         };
         match ProgressStyle::with_template(template) {
@@ -260,7 +259,10 @@ impl PubArgs {
 }
 
 /// Looks at every receipt: how many are good, and the failure to report. Signals the first one that is not.
-async fn settle(mut receipts: mpsc::Receiver<Receipt>, failing: watch::Sender<bool>) -> (u64, Option<Failure>) {
+async fn settle(
+    mut receipts: mpsc::Receiver<Receipt>,
+    failing: watch::Sender<bool>,
+) -> (u64, Option<Failure>) {
     let mut acknowledged = 0;
     let mut worst: Option<Failure> = None;
     while let Some(receipt) = receipts.recv().await {

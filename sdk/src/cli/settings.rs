@@ -146,8 +146,9 @@ impl Settings {
 
     fn from_environment(set: &dyn Fn(&str) -> Option<String>) -> Settings {
         let file = |name: &str| set(name).map(PathBuf::from);
-        let brokers = set("FELIX_BROKERS")
-            .map(|list| list.split(',').map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect());
+        let brokers = set("FELIX_BROKERS").map(|list| {
+            list.split(',').map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect()
+        });
         Settings {
             brokers,
             controlplane_url: set("FELIX_CONTROLPLANE_URL"),
@@ -256,7 +257,9 @@ impl Settings {
     /// `Usage` without a `felix dev`.
     pub fn bootstrap(&self) -> Outcome<(&str, &Secret)> {
         self.bootstrap_url.as_deref().zip(self.bootstrap_token.as_ref()).ok_or_else(|| {
-            Failure::usage("tokens are minted by a `felix dev` only: start one, or name its ready file with --dev")
+            Failure::usage(
+                "tokens are minted by a `felix dev` only: start one, or name its ready file with --dev",
+            )
         })
     }
 }

@@ -10,7 +10,7 @@ use std::io::{self, BufWriter, Write};
 use clap::Args;
 use felix_wire::id::Offset;
 
-use self::render::Rendering;
+pub use self::render::Rendering;
 use super::connect::connect;
 use super::failure::{Failure, Kind, Outcome, output_failed};
 use super::interrupt;
@@ -132,7 +132,12 @@ impl Output {
         match (gap.from, gap.to) {
             (Some(from), Some(to)) => {
                 self.missing = true;
-                remark(&format!("shard {}: records {} to {} are missing", gap.shard, from.get(), to.get() - 1));
+                remark(&format!(
+                    "shard {}: records {} to {} are missing",
+                    gap.shard,
+                    from.get(),
+                    to.get() - 1
+                ));
             }
             _ => remark(&format!("shard {}: the broker was lost; records may be missing", gap.shard)),
         }

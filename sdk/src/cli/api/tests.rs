@@ -33,7 +33,8 @@ fn server(answers: Vec<(u16, Value)>) -> (Api, JoinHandle<Vec<String>>) {
             reader.read_exact(&mut vec![0; length]).unwrap();
             seen.push(first.trim().to_owned());
             let body = body.to_string();
-            let head = format!("HTTP/1.1 {status} x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+            let head =
+                format!("HTTP/1.1 {status} x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
             (&stream).write_all(format!("{head}{body}").as_bytes()).unwrap();
         }
         seen

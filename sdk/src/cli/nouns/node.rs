@@ -59,7 +59,9 @@ impl Verb {
                 let headers = ["NODE", "STATE", "ADDRESS", "ZONE", "ELIGIBLE", "HEARTBEAT_AGE_MS"];
                 context.format.rows(&api.list::<NodeView>(&["v1", "nodes"], "")?, &headers, row)
             }
-            Verb::Info { node_id, .. } => context.format.one(&api.get::<NodeView>(&["v1", "nodes", &node_id])?),
+            Verb::Info { node_id, .. } => {
+                context.format.one(&api.get::<NodeView>(&["v1", "nodes", &node_id])?)
+            }
             Verb::Drain { node_id, .. } => {
                 context.format.one(&api.post_empty::<Node>(&["v1", "nodes", &node_id, "drain"])?)
             }

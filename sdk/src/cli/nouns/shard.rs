@@ -45,7 +45,8 @@ impl Verb {
         let api = Api::of(&context.settings)?;
         let list = |query: &str| api.list::<Assignment>(&["v1", "shard-assignments"], query);
         let here = |item: &Assignment| -> Outcome<bool> {
-            Ok(item.key.tenant_id == context.settings.tenant()? && item.key.namespace == context.settings.namespace())
+            Ok(item.key.tenant_id == context.settings.tenant()?
+                && item.key.namespace == context.settings.namespace())
         };
         match self {
             Verb::Ls { name, leader, all, .. } => {
@@ -57,8 +58,17 @@ impl Verb {
                         shown.push(item);
                     }
                 }
-                let headers =
-                    ["TENANT", "NAMESPACE", "KIND", "NAME", "SHARD", "LEADER", "REPLICAS", "GENERATION", "STATE"];
+                let headers = [
+                    "TENANT",
+                    "NAMESPACE",
+                    "KIND",
+                    "NAME",
+                    "SHARD",
+                    "LEADER",
+                    "REPLICAS",
+                    "GENERATION",
+                    "STATE",
+                ];
                 context.format.rows(&shown, &headers, row)
             }
             Verb::Info { name, shard, .. } => {
@@ -67,7 +77,10 @@ impl Verb {
                         return context.format.one(&item);
                     }
                 }
-                Err(Failure::new(Kind::NotFound, format!("shard {shard} of `{name}` is not assigned to any broker")))
+                Err(Failure::new(
+                    Kind::NotFound,
+                    format!("shard {shard} of `{name}` is not assigned to any broker"),
+                ))
             }
         }
     }

@@ -46,11 +46,14 @@ impl Verb {
         let api = Api::of(&context.settings)?;
         let all = ["v1", "tenants"];
         match self {
-            Verb::Ls(_) => context.format.rows(&api.list::<Tenant>(&all, "")?, &["TENANT", "NAME"], |tenant| {
-                vec![tenant.tenant_id.clone(), tenant.display_name.clone()]
-            }),
+            Verb::Ls(_) => {
+                context.format.rows(&api.list::<Tenant>(&all, "")?, &["TENANT", "NAME"], |tenant| {
+                    vec![tenant.tenant_id.clone(), tenant.display_name.clone()]
+                })
+            }
             Verb::Info { tenant_id, .. } => {
-                let found = api.list::<Tenant>(&all, "")?.into_iter().find(|tenant| tenant.tenant_id == tenant_id);
+                let found =
+                    api.list::<Tenant>(&all, "")?.into_iter().find(|tenant| tenant.tenant_id == tenant_id);
                 context.format.one(&found.ok_or_else(|| absent("tenant", &tenant_id))?)
             }
             Verb::Create { tenant_id, display_name, .. } => {

@@ -132,7 +132,8 @@ mod tests {
 
     #[test]
     fn claims_are_shown_and_garbage_is_a_usage_error() {
-        let body = r#"{"iss":"felix-auth","aud":"felix-broker","sub":"me","tid":"demo","iat":1,"exp":2,"perms":[]}"#;
+        let body =
+            r#"{"iss":"felix-auth","aud":"felix-broker","sub":"me","tid":"demo","iat":1,"exp":2,"perms":[]}"#;
         let token = format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(body));
         assert_eq!(claims(&token).unwrap().sub, "me");
         for garbage in ["", "a", "a.b.c", "e30.e30.x"] {

@@ -73,12 +73,8 @@ mod tests {
     use super::*;
 
     fn written(rendering: Rendering, payload: &'static [u8], offset: Option<u64>) -> Vec<u8> {
-        let event = Event {
-            shard: 3,
-            offset: offset.map(Offset),
-            payload: Bytes::from_static(payload),
-            skipped: 0,
-        };
+        let event =
+            Event { shard: 3, offset: offset.map(Offset), payload: Bytes::from_static(payload), skipped: 0 };
         let mut out = Vec::new();
         rendering.write(&mut out, &event).unwrap();
         out
