@@ -54,19 +54,6 @@ pub fn binary(name: &str) -> Result<PathBuf, ClusterError> {
     }
 }
 
-/// How `felix dev` is started.
-#[derive(Debug, Clone)]
-pub struct DevOptions<'a> {
-    /// Folder for its data, its ready file and its log. Kept when it ends.
-    pub dir: &'a Path,
-    /// CPUs of the broker, as its `--cores` takes them.
-    pub cores: &'a str,
-    /// More arguments.
-    pub args: &'a [&'a str],
-    /// More environment; the broker inherits it.
-    pub env: &'a [(&'a str, &'a str)],
-}
-
 /// A control plane and a broker under `felix dev`. Ended in order when dropped.
 #[derive(Debug)]
 pub struct DevBroker {
@@ -76,31 +63,25 @@ pub struct DevBroker {
 }
 
 impl DevBroker {
-    /// Starts `felix dev` on a free port and waits until it is ready.
+    /// Starts `felix dev` on free ports and waits until it is ready. `dir` takes its data, its ready file and its log and
+    /// is kept; `cores` is as its `--cores` takes them, `extra_args` follow (`--set key=value` for the broker).
     ///
     /// # Errors
     /// There is no such program, or it did not become ready within a minute; nothing is left running then.
     pub fn start(dir: &Path, cores: &str, extra_args: &[&str]) -> Result<DevBroker, ClusterError> {
-        DevBroker::start_with(&DevOptions { dir, cores, args: extra_args, env: &[] })
-    }
-
-    /// As `start`, with an environment.
-    ///
-    /// # Errors
-    /// As `start`.
-    pub fn start_with(options: &DevOptions<'_>) -> Result<DevBroker, ClusterError> {
         let program = binary("felix")?;
-        let ready_file = options.dir.join("ready.json");
+        let ready_file = dir.join("ready.json");
         let mut command = Command::new(program);
         command
             .arg("dev")
             .arg("--data-dir")
-            .arg(options.dir.join("data"))
-            .args(["--cores", options.cores, "--port", "0", "--ready-file"])
+            .arg(dir.join("data"))
+            .args(["--cores", cores, "--port", "0", "--ready-file"])
             .arg(&ready_file)
-            .args(options.args)
-            .envs(options.env.iter().copied());
-        let mut process = Process::start("felix dev", command, &options.dir.join("felix-dev.log"))?;
+            .args(extra_args)
+            // What is started for a run must not become what a person's commands talk to.
+            .env("FELIX_CONTEXT_DIR", dir.join("context"));
+        let mut process = Process::start("felix dev", command, &dir.join("felix-dev.log"))?;
         let ready = process.wait_ready(&ready_file, READY_DEADLINE)?;
         Ok(DevBroker { process, ready_file, ready })
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::cluster::{ClusterError, DevBroker, DevOptions, SinkProcess};
+use crate::cluster::{ClusterError, DevBroker, SinkProcess};
 use crate::load::{self, LoadError, LoadPlan};
 use crate::machine::{Machine, pin_thread};
 use crate::measure::LoadReport;
@@ -149,9 +149,9 @@ fn broker_round(comparison: &Comparison) -> Result<LoadReport, CompareError> {
 /// # Errors
 /// As `DevBroker::start`.
 pub fn start_broker(folder: &Path, cpu: usize, shape: &Shape) -> Result<DevBroker, ClusterError> {
-    let (cores, mtu) = (cpu.to_string(), shape.mtu.to_string());
-    let env = [("FELIX_SPIN_US", "0"), ("FELIX_MTU_UPPER_BOUND", mtu.as_str())];
-    DevBroker::start_with(&DevOptions { dir: folder, cores: &cores, args: &[], env: &env })
+    let cores = cpu.to_string();
+    let mtu = format!("mtu_upper_bound={}", shape.mtu);
+    DevBroker::start(folder, &cores, &["--set", "spin_us=0", "--set", &mtu])
 }
 
 /// One load run on a thread that stays on the client's CPU.

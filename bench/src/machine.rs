@@ -63,7 +63,8 @@ pub fn pin_thread(cpu: usize) {
 /// sessions of the machine do not take its CPUs. Needs privileges and a process that leads no process group; without
 /// them it says so and goes on.
 pub fn raise_priority() {
-    if rustix::process::setsid().is_err() {
+    let leads = rustix::process::getsid(None) == Ok(rustix::process::getpid());
+    if !leads && rustix::process::setsid().is_err() {
         eprintln!(
             "felix-bench: not in a session of its own; start it with `setsid` for a fair share of the CPUs"
         );

@@ -24,6 +24,9 @@ use crate::target::Target;
 
 /// For the whole conversation.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// A stream that was just made is not served at once: it is asked for again and again for this long.
+const UNKNOWN_PATIENCE: Duration = Duration::from_secs(5);
+const UNKNOWN_PAUSE: Duration = Duration::from_millis(50);
 /// Keys tried per shard of the stream before its key is given up; the hash spreads, so a few suffice.
 const KEY_TRIES: u64 = 1_000;
 
@@ -90,50 +93,75 @@ struct Talk<'e> {
 impl Talk<'_> {
     fn layout(&mut self, target: &Target) -> Result<Layout, LoadError> {
         let hello = self.authenticate(target)?;
-        let mut layout =
-            Layout { width: 1, mapping: KeyMapping::Modulo, cores: vec![hello.core.map(|core| core.0)] };
         if !hello.features().contains(Features::STREAM_SHARDS | Features::SHARD_OWNERS) {
-            return Ok(layout);
+            let cores = vec![hello.core.map(|core| core.0)];
+            return Ok(Layout { width: 1, mapping: KeyMapping::Modulo, cores });
         }
+        let patience = self.endpoint.now() + UNKNOWN_PATIENCE;
+        let mut request = 0;
+        loop {
+            request += 2;
+            if let Some((width, mapping)) = self.width(target, RequestId(request))?
+                && let Some(cores) = self.cores(target, RequestId(request + 1))?
+            {
+                return Ok(Layout { width, mapping, cores });
+            }
+            let now = self.endpoint.now();
+            if now >= patience {
+                let message = format!("nobody serves {} yet, or it does not exist", target.stream);
+                return Err(LoadError::Refused { what: "the stream", message });
+            }
+            let again = now + UNKNOWN_PAUSE;
+            self.until("a pause", again, |_, now| Ok((now >= again).then_some(())))?;
+        }
+    }
+
+    /// Width and mapping; `None` while the server does not know the stream.
+    fn width(
+        &mut self,
+        target: &Target,
+        request_id: RequestId,
+    ) -> Result<Option<(u32, KeyMapping)>, LoadError> {
         self.send(&Message::StreamShards(StreamShards {
             tenant_id: target.tenant.as_str().into(),
             namespace: target.namespace.as_str().into(),
             stream: target.stream.as_str().into(),
-            request_id: RequestId(1),
+            request_id,
         }))?;
         let frame = self.receive()?;
         match decode(&frame)? {
-            Message::StreamShardsView(view) if view.shards > 0 => {
-                layout.width = view.shards;
-                layout.mapping = view.routing;
-            }
-            Message::StreamShardsView(_) => {
-                return Err(LoadError::Refused {
-                    what: "the stream",
-                    message: format!("no stream {}", target.stream),
-                });
-            }
-            other => return Err(unexpected("stream_shards", &other)),
+            Message::StreamShardsView(view) => Ok((view.shards > 0).then_some((view.shards, view.routing))),
+            other => Err(unexpected("stream_shards", &other)),
         }
+    }
+
+    /// The core of each shard, where it is told; `None` while one of them is served by nobody.
+    fn cores(
+        &mut self,
+        target: &Target,
+        request_id: RequestId,
+    ) -> Result<Option<Vec<Option<u16>>>, LoadError> {
         self.send(&Message::ShardOwners(ShardOwners {
             tenant_id: target.tenant.as_str().into(),
             namespace: target.namespace.as_str().into(),
             name: target.stream.as_str().into(),
             kind: ShardKind::Stream,
-            request_id: RequestId(2),
+            request_id,
         }))?;
         let frame = self.receive()?;
         match decode(&frame)? {
-            Message::ShardOwnersView(view) => {
-                layout.cores = view.owners.iter().map(|owner| owner.core.map(|core| core.0)).collect();
+            Message::ShardOwnersView(view) if view.owners.iter().any(|owner| owner.unavailable.is_some()) => {
+                Ok(None)
             }
-            other => return Err(unexpected("shard_owners", &other)),
+            Message::ShardOwnersView(view) => {
+                Ok(Some(view.owners.iter().map(|owner| owner.core.map(|core| core.0)).collect()))
+            }
+            other => Err(unexpected("shard_owners", &other)),
         }
-        Ok(layout)
     }
 
     fn authenticate(&mut self, target: &Target) -> Result<AuthOk, LoadError> {
-        self.until("connecting", |talk| Ok(talk.stream.map(|_| ())))?;
+        self.until("connecting", self.deadline, |talk, _| Ok(talk.stream.map(|_| ())))?;
         self.write(auth_frame(target))?;
         let frame = self.receive()?;
         match decode(&frame)? {
@@ -161,7 +189,7 @@ impl Talk<'_> {
     }
 
     fn receive(&mut self) -> Result<Frame, LoadError> {
-        self.until("an answer", |talk| {
+        self.until("an answer", self.deadline, |talk, _| {
             let Some(stream) = talk.stream else { return Ok(None) };
             loop {
                 if let Some(frame) =
@@ -178,11 +206,12 @@ impl Talk<'_> {
         })
     }
 
-    /// Drives the connection until `done` gives something.
+    /// Drives the connection until `done` gives something; looks again when something came and at `look`.
     fn until<T>(
         &mut self,
         what: &'static str,
-        mut done: impl FnMut(&mut Self) -> Result<Option<T>, LoadError>,
+        look: Tick,
+        mut done: impl FnMut(&mut Self, Tick) -> Result<Option<T>, LoadError>,
     ) -> Result<T, LoadError> {
         loop {
             let now = self.endpoint.receive()?;
@@ -195,14 +224,14 @@ impl Talk<'_> {
                     _ => {}
                 }
             }
-            if let Some(value) = done(self)? {
+            if let Some(value) = done(self, now)? {
                 return Ok(value);
             }
             if now >= self.deadline {
                 return Err(LoadError::TimedOut { what, waited_s: DEADLINE.as_secs() });
             }
             self.endpoint.transmit();
-            self.endpoint.wait(Some(self.deadline))?;
+            self.endpoint.wait(Some(look))?;
         }
     }
 }
