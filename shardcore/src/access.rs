@@ -4,6 +4,9 @@
 //! tenant and times were checked; every refusal of a token is the same message.
 //! Not here: where a granted request goes (`route`), when an identity ends (`session`).
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 

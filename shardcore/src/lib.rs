@@ -3,6 +3,7 @@
 //! Read `turn::core` first, then `session`, then `shard`.
 
 pub mod access;
+mod hash;
 pub mod node;
 pub mod projection;
 pub mod route;

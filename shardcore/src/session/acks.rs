@@ -3,6 +3,9 @@
 //! Invariants: one answer per acked publish; with order, an answer leaves only after all earlier ones.
 //! Not here: when a publish is settled (`shard`), the bytes on the stream (`session::stream`).
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 
 use bytes::BytesMut;

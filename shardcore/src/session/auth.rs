@@ -11,7 +11,7 @@ use felix_wire::frame::Frame;
 use super::acks::AckDialect;
 use super::refusal::Refusal;
 use super::stream::{ClientWords, Phase};
-use super::{Cx, Identity, Session, write_error};
+use super::{Cx, IDENTITIES_MAX, Identity, KEYS_WAIT, Session, write_error};
 use crate::access::{Principal, TokenClock, Verdict};
 use crate::turn::counters::Counter;
 use std::sync::Arc;
@@ -74,6 +74,25 @@ impl Session {
         ids
     }
 
+    /// Streams that have waited for keys for too long are refused: it is not the token that is at fault.
+    pub(super) fn refuse_waiting(&mut self, cx: &mut Cx<'_>) {
+        self.keys_due = None;
+        let mut late = Vec::new();
+        for stream in self.streams.values() {
+            let Phase::WaitingKeys { since, .. } = stream.phase else { continue };
+            if cx.now >= since + KEYS_WAIT {
+                late.push(stream.id);
+            } else {
+                let due = since + KEYS_WAIT;
+                self.keys_due = Some(self.keys_due.map_or(due, |at| at.min(due)));
+            }
+        }
+        for id in late {
+            self.refuse_auth(id, &Refusal::no_keys(), "no key set in time", cx);
+            self.flush(id, cx);
+        }
+    }
+
     /// Whether a stream waits for keys.
     pub fn waits_for_keys(&self) -> bool {
         self.streams.values().any(|s| matches!(s.phase, Phase::WaitingKeys { .. }))
@@ -101,6 +120,7 @@ impl Session {
                     client: words,
                     since: cx.now,
                 };
+                self.keys_due.get_or_insert(cx.now + KEYS_WAIT);
                 cx.actions.push(super::Action::NeedKeys { tenant, kid });
             }
         }
@@ -108,9 +128,18 @@ impl Session {
 
     fn accept(&mut self, id: StreamId, principal: Arc<Principal>, words: ClientWords, cx: &mut Cx<'_>) {
         if !self.is_authenticated() {
-            cx.quic.set_receive_window(self.key, u64::from(cx.limits.conn_window));
+            // Out of the core's budget; a connection that comes too late keeps the small window it has.
+            let left = cx.limits.windows_bytes_max.saturating_sub(*cx.windows_bytes);
+            let window = (cx.limits.conn_window as usize).min(left);
+            if window > cx.limits.conn_window_before_auth as usize {
+                *cx.windows_bytes += window;
+                self.window_bytes = window;
+                cx.quic.set_receive_window(self.key, window as u64);
+            }
         }
-        let identity = self.identity_of(principal);
+        let Some(identity) = self.identity_of(principal) else {
+            return self.refuse_auth(id, &Refusal::limit("too many identities"), "too many identities", cx);
+        };
         self.no_identity_since = None;
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.phase = Phase::Open { identity };
@@ -162,20 +191,23 @@ impl Session {
         }
     }
 
-    fn identity_of(&mut self, principal: Arc<Principal>) -> usize {
-        let same = |i: &Identity| {
-            i.principal.tenant == principal.tenant && i.principal.subject == principal.subject
-        };
+    /// Nothing when the connection speaks for too many already.
+    fn identity_of(&mut self, principal: Arc<Principal>) -> Option<usize> {
+        let same =
+            |i: &Identity| i.principal.tenant == principal.tenant && i.principal.subject == principal.subject;
         let Some(at) = self.identities.iter().position(same) else {
+            if self.identities.len() >= IDENTITIES_MAX {
+                return None;
+            }
             self.identities.push(Identity { principal, expired: false });
-            return self.identities.len() - 1;
+            return Some(self.identities.len() - 1);
         };
         let held = &mut self.identities[at];
         if principal.expires_s >= held.principal.expires_s {
             held.principal = principal;
         }
         held.expired = false;
-        at
+        Some(at)
     }
 
     /// Marks identities whose last token has run out, and returns them.

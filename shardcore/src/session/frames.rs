@@ -11,7 +11,7 @@ use felix_wire::frame::{DecodeError, Frame};
 use super::acks::{AckForm, Outcome};
 use super::refusal::Refusal;
 use super::stream::Phase;
-use super::{Cx, Session, is_full, write_error};
+use super::{Cx, Session, TRICKLE_CHECK, is_full, write_error};
 use crate::turn::counters::Counter;
 
 impl Session {
@@ -34,19 +34,25 @@ impl Session {
                     return false;
                 }
             }
-            stream.held = false;
+            if std::mem::replace(&mut stream.held, false) && stream.frame_since.is_some() {
+                // The time we held it back is not the client's.
+                stream.frame_since = Some(cx.now);
+            }
             let before = stream.reader.buffered_bytes();
             let next = stream.reader.next();
             self.partial_bytes = self.partial_bytes + stream.reader.buffered_bytes() - before;
             match next {
                 Ok(None) => {
-                    if !stream.reader.is_mid_frame() {
+                    if stream.reader.is_mid_frame() {
+                        stream.frame_since.get_or_insert(cx.now);
+                        self.next_check.get_or_insert(cx.now + TRICKLE_CHECK);
+                    } else {
                         stream.frame_since = None;
                     }
                     return true;
                 }
                 Ok(Some(frame)) => {
-                    stream.frame_since = stream.reader.is_mid_frame().then_some(cx.now);
+                    stream.frame_since = None;
                     if self.partial_owner == Some(id) {
                         self.partial_owner = None;
                     }

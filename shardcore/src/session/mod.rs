@@ -22,6 +22,7 @@ use felix_wire::client::{Error, Message, Records};
 use felix_wire::id::CoreId;
 
 use crate::access::{Access, Granted, Principal};
+use crate::hash::HashState;
 use crate::route::Place;
 use crate::shard::mail::Start;
 use crate::snapshot::{CoreLimits, Keys, Routes, StreamRoute};
@@ -40,6 +41,12 @@ const VIOLATIONS_MAX: u32 = 8;
 const VIOLATIONS_WINDOW: Duration = Duration::from_secs(10);
 /// A connection with no valid identity left is closed after this.
 const NO_IDENTITY_GRACE: Duration = Duration::from_secs(2);
+/// And after this also when it does not take the answers it is owed.
+const NO_IDENTITY_MAX: Duration = Duration::from_secs(12);
+/// How long a stream waits for a key set before it is refused.
+const KEYS_WAIT: Duration = Duration::from_secs(5);
+/// Subjects one connection may speak for over its life.
+const IDENTITIES_MAX: usize = 1_024;
 /// Largest piece taken from QUIC at once.
 const READ_BYTES_MAX: usize = 64 << 10;
 
@@ -62,6 +69,8 @@ pub struct Cx<'a> {
     pub keys: &'a Keys,
     pub routes: &'a Routes,
     pub counters: &'a CoreCounters,
+    /// Receive windows granted to authenticated connections of the core.
+    pub windows_bytes: &'a mut usize,
     pub scratch: &'a mut String,
     pub actions: &'a mut Vec<Action>,
 }
@@ -115,7 +124,7 @@ pub struct Pumped {
 pub struct Session {
     key: ConnKey,
     opened: Tick,
-    streams: HashMap<StreamId, Stream, foldhash::fast::RandomState>,
+    streams: HashMap<StreamId, Stream, HashState>,
     identities: Vec<Identity>,
     /// Bytes in reassembly over all streams, and the one stream that may go over the bound.
     partial_bytes: usize,
@@ -126,7 +135,11 @@ pub struct Session {
     violations_since: Tick,
     next_check: Option<Tick>,
     no_identity_since: Option<Tick>,
+    /// When the first stream has waited for keys for too long.
+    keys_due: Option<Tick>,
     closing: bool,
+    /// What it holds of the core's budget for receive windows.
+    pub window_bytes: usize,
     /// Subscriptions of the connection; kept by the core.
     pub subscriptions: u32,
 }
@@ -146,7 +159,9 @@ impl Session {
             violations_since: now,
             next_check: None,
             no_identity_since: None,
+            keys_due: None,
             closing: false,
+            window_bytes: 0,
             subscriptions: 0,
         }
     }
@@ -206,7 +221,10 @@ impl Session {
                     bytes += chunk.len();
                     self.push_chunk(id, chunk, cx.now);
                 }
-                ReadOutcome::Blocked => break false,
+                ReadOutcome::Blocked => {
+                    self.yield_partial(id);
+                    break false;
+                }
                 ReadOutcome::Finished => {
                     self.read_done(id, cx);
                     break false;
@@ -268,7 +286,7 @@ impl Session {
             self.forget(id);
             return false;
         }
-        stream.held && !is_full(stream, cx.limits)
+        stream.held && !is_full(stream, cx.limits) && !matches!(stream.phase, Phase::WaitingKeys { .. })
     }
 
     /// When it wants `handle_timeout`.
@@ -279,7 +297,7 @@ impl Session {
             now + Duration::from_secs(left)
         });
         let closing = self.no_identity_since.filter(|_| !self.closing).map(|t| t + NO_IDENTITY_GRACE);
-        auth.into_iter().chain(expiry).chain(self.next_check).chain(closing).min()
+        auth.into_iter().chain(expiry).chain(self.next_check).chain(self.keys_due).chain(closing).min()
     }
 
     /// Deadlines. Identities that ran out are returned: their subscriptions must end.
@@ -291,9 +309,15 @@ impl Session {
         if self.next_check.is_some_and(|at| at <= cx.now) {
             self.check_trickle(cx);
         }
+        if self.keys_due.is_some_and(|at| at <= cx.now) {
+            self.refuse_waiting(cx);
+        }
         let ended = self.expire_identities(cx);
-        if self.no_identity_since.is_some_and(|t| cx.now >= t + NO_IDENTITY_GRACE) && self.is_settled() {
-            self.close(CLOSE_AUTH, "credentials expired", cx);
+        if let Some(since) = self.no_identity_since {
+            let settled = cx.now >= since + NO_IDENTITY_GRACE && self.is_settled();
+            if settled || cx.now >= since + NO_IDENTITY_MAX {
+                self.close(CLOSE_AUTH, "credentials expired", cx);
+            }
         }
         ended
     }
@@ -314,11 +338,17 @@ impl Session {
     }
 
     /// Streams that waited for room in reassembly and may try again.
-    pub fn take_partial_waiting(&mut self, limits: &CoreLimits) -> Vec<StreamId> {
+    pub fn take_partial_waiting(&mut self, limits: &CoreLimits, now: Tick) -> Vec<StreamId> {
         if self.partial_waiting.is_empty()
             || (self.partial_owner.is_some() && self.partial_bytes >= limits.partial_frame_bytes_max)
         {
             return Vec::new();
+        }
+        // The time they waited is not the client's.
+        for id in &self.partial_waiting {
+            if let Some(stream) = self.streams.get_mut(id).filter(|s| s.frame_since.is_some()) {
+                stream.frame_since = Some(now);
+            }
         }
         std::mem::take(&mut self.partial_waiting)
     }
@@ -328,9 +358,15 @@ impl Session {
         let before = stream.reader.buffered_bytes();
         stream.reader.push(chunk);
         self.partial_bytes += stream.reader.buffered_bytes() - before;
-        if stream.frame_since.is_none() {
-            stream.frame_since = Some(now);
-            self.next_check.get_or_insert(now + TRICKLE_CHECK);
+        stream.frame_since.get_or_insert(now);
+        self.next_check.get_or_insert(now + TRICKLE_CHECK);
+    }
+
+    /// A stream with nothing to read is in nobody's way.
+    fn yield_partial(&mut self, id: StreamId) {
+        let empty = self.streams.get(&id).is_none_or(|s| s.reader.buffered_bytes() == 0);
+        if empty && self.partial_owner == Some(id) {
+            self.partial_owner = None;
         }
     }
 
@@ -353,11 +389,12 @@ impl Session {
     fn check_trickle(&mut self, cx: &mut Cx<'_>) {
         self.next_check = None;
         let mut slow = Vec::new();
-        for stream in self.streams.values().filter(|s| !s.held) {
+        for stream in self.streams.values() {
             let Some(since) = stream.frame_since else { continue };
             let age = cx.now.saturating_since(since);
             let bytes = stream.reader.buffered_bytes() as u64;
-            if age > TRICKLE_GRACE && bytes < age.as_secs() * TRICKLE_BYTES_PER_S {
+            let ours = stream.held || self.partial_waiting.contains(&stream.id);
+            if !ours && age > TRICKLE_GRACE && bytes < age.as_secs() * TRICKLE_BYTES_PER_S {
                 slow.push(stream.id);
             } else {
                 self.next_check = Some(cx.now + TRICKLE_CHECK);

@@ -146,20 +146,18 @@ impl Session {
         let Some(principal) = self.identities.get(identity).map(|i| Arc::clone(&i.principal)) else {
             return Err(Refusal::unauthenticated());
         };
-        let address = Arc::as_ptr(&principal) as usize;
         let Some(stream) = self.streams.get_mut(&id) else { return Err(Refusal::unauthenticated()) };
         if let Some(memo) = &stream.memo {
             let route = memo.granted.get();
             let same = (&*route.name.tenant, &*route.name.namespace, &*route.name.stream) == name;
-            if same && memo.routes_version == cx.routes.version && memo.principal == address {
+            if same && memo.routes_version == cx.routes.version && Arc::ptr_eq(&memo.principal, &principal) {
                 return Ok(memo.granted.clone());
             }
         }
         let right = principal.stream(Right::StreamPublish, name, ()).map_err(|_| Refusal::forbidden())?;
         let route = cx.routes.stream(name, cx.scratch).ok_or_else(Refusal::unknown_stream)?;
         let granted = right.map(|()| Arc::clone(route));
-        stream.memo =
-            Some(Memo { routes_version: cx.routes.version, principal: address, granted: granted.clone() });
+        stream.memo = Some(Memo { routes_version: cx.routes.version, principal, granted: granted.clone() });
         Ok(granted)
     }
 }

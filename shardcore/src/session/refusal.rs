@@ -29,6 +29,15 @@ impl Refusal {
         Refusal::new(ErrorCode::Unauthenticated, "authentication failed")
     }
 
+    /// The token cannot be checked now.
+    pub fn no_keys() -> Refusal {
+        let retry = RetryClass::Retry;
+        Refusal {
+            retry,
+            ..Refusal::new(ErrorCode::Internal, "the keys to check the token are not available")
+        }
+    }
+
     /// The right is missing.
     pub fn forbidden() -> Refusal {
         Refusal::new(ErrorCode::Forbidden, "permission denied")

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use felix_runtime::quic::StreamId;
 use felix_wire::client::{
-    Message, NotLeader, Records, ShardKind, ShardOwner, ShardOwners, ShardOwnersView, StartPosition, StreamShards,
-    StreamShardsView, Subscribe, TopologyView, Unsupported,
+    Message, NotLeader, Records, ShardKind, ShardOwner, ShardOwners, ShardOwnersView, StartPosition,
+    StreamShards, StreamShardsView, Subscribe, TopologyView, Unsupported,
 };
 use felix_wire::control::Action as Right;
 use felix_wire::features::Features;
@@ -165,8 +165,7 @@ fn subscribe(stream: &mut Stream, who: (&Principal, usize), m: &Subscribe<'_>, c
         Err(RouteError::OtherNode { node, addr, generation })
             if stream.features.contains(Features::REDIRECT) =>
         {
-            let answer =
-                NotLeader { node_id: node.into(), addr: addr.map(Cow::Borrowed), generation };
+            let answer = NotLeader { node_id: node.into(), addr: addr.map(Cow::Borrowed), generation };
             Message::NotLeader(answer).encode_frame(stream.answers());
             return;
         }

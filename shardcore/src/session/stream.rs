@@ -15,7 +15,7 @@ use felix_wire::frame::FrameReader;
 use felix_wire::routing::KeyMapping;
 
 use super::acks::{AckDialect, AckRing};
-use crate::access::Granted;
+use crate::access::{Granted, Principal};
 use crate::snapshot::StreamRoute;
 
 /// Answers that may wait for the client to read them, per stream.
@@ -55,8 +55,8 @@ pub struct Declared {
 #[derive(Debug)]
 pub struct Memo {
     pub routes_version: u64,
-    /// Address of the principal the right was found with.
-    pub principal: usize,
+    /// Whose right was found. Held, so that no other principal can take its address.
+    pub principal: Arc<Principal>,
     pub granted: Granted<Arc<StreamRoute>>,
 }
 
@@ -167,7 +167,7 @@ impl Stream {
             }
         }
         let over = matches!(self.phase, Phase::Over);
-        if over || (self.read_done && self.is_settled()) {
+        if over || (self.read_done && self.is_settled() && self.unsettled == 0) {
             quic.finish(conn, self.id);
             self.sending = Sending::Closed;
         }
@@ -181,6 +181,9 @@ impl Stream {
     /// Both halves have ended and nothing refers to it.
     pub fn is_finished(&self) -> bool {
         let over = matches!(self.phase, Phase::Over);
-        (self.read_done || over) && self.sending == Sending::Closed && self.unsettled == 0 && self.awaiting == 0
+        (self.read_done || over)
+            && self.sending == Sending::Closed
+            && self.unsettled == 0
+            && self.awaiting == 0
     }
 }

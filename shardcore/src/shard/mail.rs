@@ -16,6 +16,16 @@ pub struct JobToken(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SubToken(pub u64);
 
+/// Where a publish stands in its lane. The owner takes a run from its beginning (`seq` 0) without a hole, so that what
+/// was sent behind a publish that came back comes back too, whoever sent that one back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LanePos {
+    /// A new one begins when everything of the one before is back.
+    pub epoch: u32,
+    /// Counts the publishes sent in the epoch.
+    pub seq: u32,
+}
+
 /// One batch on its way to the owner. Records are never empty.
 #[derive(Debug)]
 pub struct Job {
@@ -36,7 +46,7 @@ pub enum Start {
 pub enum Reader {
     /// The feed of the asking core: the answer waits until there is something, and everything from `from` on is pinned.
     Live,
-    /// One subscription that is below its feed: answered at once, nothing pinned.
+    /// One subscription that is below its feed: answered at once; pinned only if it was subscribed with `hold`.
     CatchUp(SubToken),
 }
 
@@ -52,10 +62,25 @@ pub struct ToShard {
 /// See `ToShard`.
 #[derive(Debug)]
 pub enum ShardInput {
-    /// `epoch` counts the lane's rounds: after a bounce everything of the same epoch bounces.
-    Publish { epoch: u32, job: Job },
-    Subscribe { token: SubToken, start: Start },
-    Pull { reader: Reader, from: Offset, bytes_max: usize },
+    Publish {
+        at: LanePos,
+        job: Job,
+    },
+    /// `hold`: what the subscription has not been sent stays in the ring until `Release`.
+    Subscribe {
+        token: SubToken,
+        start: Start,
+        hold: bool,
+    },
+    Pull {
+        reader: Reader,
+        from: Offset,
+        bytes_max: usize,
+    },
+    /// The subscription reads with its feed from now on, or has ended.
+    Release {
+        token: SubToken,
+    },
     /// The core has no subscription left.
     Unlink,
 }
@@ -88,15 +113,37 @@ pub struct FromShard {
 #[derive(Debug)]
 pub enum ShardOutput {
     /// Appended from `base` on.
-    Published { token: JobToken, base: Offset },
-    Bounced { epoch: u32, job: Job, why: Bounce },
+    Published {
+        token: JobToken,
+        base: Offset,
+    },
+    Bounced {
+        job: Job,
+        why: Bounce,
+    },
     /// Claims are possible again.
     Room,
-    Subscribed { token: SubToken, start: Offset, end: Offset },
+    Subscribed {
+        token: SubToken,
+        start: Offset,
+        end: Offset,
+    },
     /// The start lies outside what is held: below (`available` is the oldest) or above (`available` is the end).
-    SubscribeRefused { token: SubToken, too_old: bool, requested: Offset, available: Offset },
+    SubscribeRefused {
+        token: SubToken,
+        too_old: bool,
+        requested: Offset,
+        available: Offset,
+    },
     /// The shard is not served here at that generation.
-    SubscribeMoved { token: SubToken },
-    Page { reader: Reader, page: Page },
-    Ended { why: Ending },
+    SubscribeMoved {
+        token: SubToken,
+    },
+    Page {
+        reader: Reader,
+        page: Page,
+    },
+    Ended {
+        why: Ending,
+    },
 }

@@ -23,6 +23,7 @@ use super::publishing::Job;
 use super::ready::Ready;
 use super::subscribing::Sub;
 use crate::access::Access;
+use crate::hash::HashState;
 use crate::projection::stream::feed::Feed;
 use crate::session::{Action, CLOSE_SHUTDOWN, Cx, Session};
 use crate::shard::mail::{Ending, FromShard, SubToken, ToShard};
@@ -35,7 +36,7 @@ const TURN_BYTES: usize = 4 << 20;
 /// How often session deadlines, parked publishes and budgets are looked at.
 const SWEEP: Duration = Duration::from_millis(50);
 
-type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
+type Map<K, V> = HashMap<K, V, HashState>;
 
 /// One datagram as received.
 #[derive(Debug)]
@@ -60,11 +61,17 @@ pub enum Mail {
 enum Drain {
     No,
     /// No new connections or streams; what was read is being settled.
-    Settling { until: Tick },
+    Settling {
+        until: Tick,
+    },
     /// Everything is answered; the answers are on their way.
-    Leaving { until: Tick },
+    Leaving {
+        until: Tick,
+    },
     /// CONNECTION_CLOSE was sent.
-    Closing { until: Tick },
+    Closing {
+        until: Tick,
+    },
     Done,
 }
 
@@ -81,14 +88,21 @@ pub struct Core {
     keys: Arc<Keys>,
     pub(super) routes: Arc<Routes>,
     scratch: String,
+    windows_bytes: usize,
     pub(super) sessions: Map<ConnKey, Session>,
     pub(super) shards: Map<ShardId, Shard>,
     pub(super) rings_bytes: usize,
+    /// Shards that turned a sender away for want of room.
+    pub(super) starved: Vec<ShardId>,
+    /// Something was unpinned or freed since they were last tried.
+    pub(super) rings_moved: bool,
     pub(super) lanes: Map<ShardId, Lane>,
     /// Lanes that hold publishes back.
     pub(super) blocked: Vec<ShardId>,
     pub(super) jobs: Slab<Job>,
     pub(super) credits: Vec<Credit>,
+    /// Lanes that wait for credit, by the core they send to.
+    pub(super) credit_queues: Vec<VecDeque<ShardId>>,
     pub(super) feeds: Map<ShardId, Feed>,
     pub(super) subs: Slab<Sub>,
     pub(super) next_sub: u64,
@@ -128,6 +142,7 @@ impl Core {
             cores,
             boot,
             credits: std::iter::repeat_with(credit).take(usize::from(cores)).collect(),
+            credit_queues: std::iter::repeat_with(VecDeque::new).take(usize::from(cores)).collect(),
             outbox: std::iter::repeat_with(VecDeque::new).take(usize::from(cores)).collect(),
             limits,
             counters,
@@ -136,9 +151,12 @@ impl Core {
             keys: Arc::default(),
             routes: Arc::default(),
             scratch: String::new(),
+            windows_bytes: 0,
             sessions: Map::default(),
             shards: Map::default(),
             rings_bytes: 0,
+            starved: Vec::new(),
+            rings_moved: false,
             lanes: Map::default(),
             blocked: Vec::new(),
             jobs: Slab::new(),
@@ -223,6 +241,7 @@ impl Core {
         self.counters.add(Counter::Turns, 1);
         self.quic.handle_timeouts(now);
         self.handle_events(now);
+        self.serve_credit(now);
         let mut bytes = 0;
         while bytes < TURN_BYTES {
             let Some(((conn, stream), budget)) = self.ready.pop() else { break };
@@ -231,6 +250,7 @@ impl Core {
         self.flush_shards(now);
         self.flush_touched(now);
         self.pump_subscriptions(now);
+        self.retry_starved();
         self.flush_shards(now);
         if self.next_sweep.is_none_or(|at| at <= now) {
             self.sweep(now);
@@ -268,7 +288,11 @@ impl Core {
 
     /// When `turn` must run next if nothing arrives.
     pub fn next_timeout(&mut self) -> Option<Tick> {
-        let idle = self.sessions.is_empty() && self.jobs.is_empty() && self.drain == Drain::No;
+        // Gauges that are not up to date count as work: nothing else may ever come to a core without connections.
+        let told = self.counters.get(Counter::Connections) == self.sessions.len() as u64
+            && self.counters.get(Counter::RingBytes) == self.rings_bytes as u64;
+        let quiet = self.sessions.is_empty() && self.jobs.is_empty() && self.starved.is_empty();
+        let idle = quiet && told && self.drain == Drain::No;
         let sweep = self.next_sweep.filter(|_| !idle);
         self.quic.next_timeout().into_iter().chain(sweep).min()
     }
@@ -298,6 +322,7 @@ impl Core {
             keys: &self.keys,
             routes: &self.routes,
             counters: &self.counters,
+            windows_bytes: &mut self.windows_bytes,
             scratch: &mut self.scratch,
             actions: &mut self.actions,
         };
@@ -333,11 +358,13 @@ impl Core {
     }
 
     fn forget_connection(&mut self, now: Tick, conn: ConnKey) {
-        if self.sessions.remove(&conn).is_none() {
+        let Some(session) = self.sessions.remove(&conn) else {
             self.counters.add(Counter::HandshakeFailures, 1);
             return;
-        }
-        let ended: Vec<SubToken> = self.subs.iter().filter(|(_, s)| s.conn == conn).map(|(_, s)| s.token).collect();
+        };
+        self.windows_bytes -= session.window_bytes;
+        let ended: Vec<SubToken> =
+            self.subs.iter().filter(|(_, s)| s.conn == conn).map(|(_, s)| s.token).collect();
         for token in ended {
             self.end_subscription(now, token);
         }
@@ -362,12 +389,17 @@ impl Core {
         if pumped.again {
             self.make_ready(conn, stream);
         }
-        let limits = Arc::clone(&self.limits);
-        let waiting = self.sessions.get_mut(&conn).map(|s| s.take_partial_waiting(&limits));
+        self.resume_partial(now, conn);
+        pumped.bytes.max(1_024)
+    }
+
+    /// Streams of the connection that waited for room in reassembly go on when there is some.
+    fn resume_partial(&mut self, now: Tick, conn: ConnKey) {
+        let limits = &self.limits;
+        let waiting = self.sessions.get_mut(&conn).map(|s| s.take_partial_waiting(limits, now));
         for other in waiting.unwrap_or_default() {
             self.make_ready(conn, other);
         }
-        pumped.bytes.max(1_024)
     }
 
     /// Carries out what a session asked for.
@@ -409,11 +441,12 @@ impl Core {
     /// Answers what the shards owe, until nothing more comes of it.
     fn flush_shards(&mut self, now: Tick) {
         while let Some(id) = self.dirty.pop() {
-            let room = self.rings_bytes < self.limits.rings_bytes_max;
+            let free_bytes = self.limits.rings_bytes_max.saturating_sub(self.rings_bytes);
             let Some(shard) = self.shards.get_mut(&id) else { continue };
             let before = shard.ring_bytes();
-            shard.flush(room, &mut self.shard_out);
+            shard.flush(free_bytes, &mut self.shard_out);
             self.rings_bytes = self.rings_bytes + shard.ring_bytes() - before;
+            self.rings_moved |= !self.shard_out.is_empty();
             self.route_outputs(now);
         }
     }
@@ -458,6 +491,7 @@ impl Core {
                     self.expire_subscriptions(now, conn, identity);
                 }
             }
+            self.resume_partial(now, conn);
         }
         self.sweep_lanes(now);
         self.counters.set(Counter::Connections, self.sessions.len() as u64);
@@ -504,13 +538,18 @@ impl Core {
                 }
             }
         }
-        let gone: Vec<ShardId> =
-            self.shards.iter().filter(|(id, s)| served.get(id) != Some(&s.generation())).map(|(id, _)| *id).collect();
+        let gone: Vec<ShardId> = self
+            .shards
+            .iter()
+            .filter(|(id, s)| served.get(id) != Some(&s.generation()))
+            .map(|(id, _)| *id)
+            .collect();
         for id in gone {
             let why = if streams.contains_key(&id.stream) { Ending::Moved } else { Ending::Deleted };
             if let Some(mut shard) = self.shards.remove(&id) {
                 shard.close(why, &mut self.shard_out);
                 self.rings_bytes -= shard.ring_bytes();
+                self.rings_moved = true;
             }
             self.route_outputs(now);
         }
@@ -529,7 +568,10 @@ impl Core {
             Drain::Settling { until } => {
                 let settled = self.jobs.is_empty() && self.sessions.values().all(Session::is_settled);
                 if settled || now >= until {
-                    let wait = self.limits.close_wait.min(Duration::from_millis(if self.sessions.is_empty() { 0 } else { 250 }));
+                    let wait = self
+                        .limits
+                        .close_wait
+                        .min(Duration::from_millis(if self.sessions.is_empty() { 0 } else { 250 }));
                     self.drain = Drain::Leaving { until: now + wait };
                 }
             }

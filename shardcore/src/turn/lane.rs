@@ -4,13 +4,16 @@
 //! back, and then the returned ones go first, so the shard sees them in submit order.
 //! Not here: credit of the pair of cores, deadlines (`turn::core`).
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use felix_runtime::clock::Tick;
 use felix_wire::id::{CoreId, Generation};
 
-use crate::shard::mail::{Bounce, Job, JobToken};
+use crate::shard::mail::{Bounce, Job, JobToken, LanePos};
 
 /// A lane that was told `Moved` tries the same route again after this long, if no newer route came.
 const MOVED_RETRY: Duration = Duration::from_millis(5);
@@ -19,9 +22,15 @@ const MOVED_RETRY: Duration = Duration::from_millis(5);
 enum State {
     Open,
     /// Something bounced; the rest of the epoch is still out. `room`: the owner has already called for more.
-    Returning { why: Bounce, room: bool },
+    Returning {
+        why: Bounce,
+        room: bool,
+    },
     /// All is back; waits for room, or for a route.
-    Waiting { why: Bounce, retry_at: Tick },
+    Waiting {
+        why: Bounce,
+        retry_at: Tick,
+    },
 }
 
 /// See the module.
@@ -29,12 +38,16 @@ enum State {
 pub struct Lane {
     pub owner: CoreId,
     pub generation: Generation,
-    epoch: u32,
+    /// Of the next publish sent.
+    at: LanePos,
     state: State,
     queue: VecDeque<Job>,
-    queued_bytes: usize,
     returned: VecDeque<Job>,
     outstanding: u32,
+    /// In the core's list of lanes that hold something back.
+    pub listed: bool,
+    /// In the core's queue for credit of the owner.
+    pub queued_for_credit: bool,
 }
 
 impl Lane {
@@ -43,18 +56,18 @@ impl Lane {
         Lane {
             owner,
             generation,
-            epoch: 0,
+            at: LanePos { epoch: 0, seq: 0 },
             state: State::Open,
             queue: VecDeque::new(),
-            queued_bytes: 0,
             returned: VecDeque::new(),
             outstanding: 0,
+            listed: false,
+            queued_for_credit: false,
         }
     }
 
     /// Queues a publish behind all earlier ones.
     pub fn submit(&mut self, job: Job) {
-        self.queued_bytes += job.records.encoded_len();
         self.queue.push_back(job);
     }
 
@@ -68,15 +81,16 @@ impl Lane {
         (self.state == State::Open).then(|| self.queue.front().map(|j| j.records.encoded_len())).flatten()
     }
 
-    /// The next publish to send, with its epoch. Afterwards it is outstanding.
-    pub fn send(&mut self) -> Option<(u32, Job)> {
+    /// The next publish to send, with its position. Afterwards it is outstanding.
+    pub fn send(&mut self) -> Option<(LanePos, Job)> {
         if self.state != State::Open {
             return None;
         }
         let job = self.queue.pop_front()?;
-        self.queued_bytes -= job.records.encoded_len();
         self.outstanding += 1;
-        Some((self.epoch, job))
+        let at = self.at;
+        self.at.seq = at.seq.wrapping_add(1);
+        Some((at, job))
     }
 
     /// One outstanding publish was appended.
@@ -115,10 +129,12 @@ impl Lane {
         self.generation = generation;
         match self.state {
             State::Waiting { .. } => self.state = State::Open,
+            // The old owner's call for more, if any, says nothing about the new one: it is simply tried.
+            State::Returning { .. } => self.state = State::Returning { why: Bounce::Moved, room: true },
             State::Open if self.outstanding > 0 => {
                 self.state = State::Returning { why: Bounce::Moved, room: true };
             }
-            _ => {}
+            State::Open => self.begin_run(),
         }
     }
 
@@ -157,8 +173,12 @@ impl Lane {
             }
             *queue = keep;
         }
-        self.queued_bytes = self.queue.iter().map(|j| j.records.encoded_len()).sum();
         out
+    }
+
+    /// Nothing is outstanding: what is sent next begins a run that the owner can tell from the one before.
+    fn begin_run(&mut self) {
+        self.at = LanePos { epoch: self.at.epoch.wrapping_add(1), seq: 0 };
     }
 
     fn settle_epoch(&mut self, now: Tick) {
@@ -166,12 +186,10 @@ impl Lane {
         if self.outstanding > 0 {
             return;
         }
-        self.epoch = self.epoch.wrapping_add(1);
+        self.begin_run();
         for job in self.returned.drain(..).rev() {
-            self.queued_bytes += job.records.encoded_len();
             self.queue.push_front(job);
         }
-        self.state =
-            if room { State::Open } else { State::Waiting { why, retry_at: now + MOVED_RETRY } };
+        self.state = if room { State::Open } else { State::Waiting { why, retry_at: now + MOVED_RETRY } };
     }
 }

@@ -14,8 +14,20 @@ use crate::access::Granted;
 use crate::route::Place;
 use crate::session::acks::{AckSlot, Outcome};
 use crate::session::refusal::Refusal;
+use crate::shard::Shard;
 use crate::shard::mail::{self, Bounce, FromShard, JobToken, ShardInput, ShardOutput, ToShard};
+use crate::shard::ring::SLOT_OVERHEAD_BYTES;
 use crate::snapshot::{Owner, ShardId};
+
+/// What came of trying to send the next publish of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    One,
+    /// Nothing is there to be sent, or the lane is closed for now.
+    Nothing,
+    /// The pair of cores has no credit left; the lane is queued for it.
+    NoCredit,
+}
 
 /// A publish that is not settled.
 #[derive(Debug)]
@@ -55,27 +67,71 @@ impl Core {
         self.run_lane(now, place.shard);
     }
 
-    /// Sends what the lane and the credit allow.
+    /// Sends what the lane and the credit allow. A lane that waits for credit waits for its turn.
     pub(super) fn run_lane(&mut self, now: Tick, shard: ShardId) {
-        loop {
-            let Some(lane) = self.lanes.get_mut(&shard) else { return };
-            let owner = lane.owner;
-            let Some(bytes) = lane.next_bytes() else { break };
-            let remote = owner != self.id;
-            if remote && !self.credits[usize::from(owner.0)].take(bytes as u64) {
-                break;
-            }
-            let generation = lane.generation;
-            let Some((epoch, job)) = lane.send() else { break };
-            if remote {
-                self.counters.add(Counter::CrossCorePublishes, 1);
-                if let Some(held) = self.jobs.get_mut(job.token.0 as usize) {
-                    held.credit_of = Some(owner);
-                }
-            }
-            self.to_shard(now, owner, ToShard { shard, generation, what: ShardInput::Publish { epoch, job } });
+        if self.lanes.get(&shard).is_some_and(|l| !l.queued_for_credit) {
+            while self.send_one(now, shard) == Sent::One {}
         }
         self.note_blocked(shard);
+    }
+
+    /// Gives credit that came back to the lanes that wait for it, one publish each in turn.
+    pub(super) fn serve_credit(&mut self, now: Tick) {
+        for owner in 0..self.credit_queues.len() {
+            while let Some(shard) = self.credit_queues[owner].pop_front() {
+                let Some(lane) = self.lanes.get_mut(&shard) else { continue };
+                lane.queued_for_credit = false;
+                match self.send_one(now, shard) {
+                    Sent::One => self.wait_for_credit(shard),
+                    Sent::Nothing => {}
+                    Sent::NoCredit => {
+                        // It queued itself again; if for the same owner, it keeps its place.
+                        let queue = &mut self.credit_queues[owner];
+                        if queue.back() == Some(&shard) {
+                            queue.rotate_right(1);
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends the next publish of a lane, if it has one that may be sent.
+    fn send_one(&mut self, now: Tick, shard: ShardId) -> Sent {
+        let Some(lane) = self.lanes.get_mut(&shard) else { return Sent::Nothing };
+        let (owner, generation) = (lane.owner, lane.generation);
+        let Some(bytes) = lane.next_bytes() else { return Sent::Nothing };
+        let remote = owner != self.id;
+        if remote && !self.credits[usize::from(owner.0)].take(bytes as u64) {
+            self.wait_for_credit(shard);
+            return Sent::NoCredit;
+        }
+        let Some((at, job)) = lane.send() else { return Sent::Nothing };
+        if remote {
+            self.counters.add(Counter::CrossCorePublishes, 1);
+            if let Some(held) = self.jobs.get_mut(job.token.0 as usize) {
+                held.credit_of = Some(owner);
+            }
+        }
+        let to = ToShard { shard, generation, what: ShardInput::Publish { at, job } };
+        if remote {
+            self.to_shard(now, owner, to);
+        } else {
+            // The answer is taken here and not by `route_outputs`, which would come back to this lane once per publish.
+            self.to_own_shard(owner, to);
+            if let Some((_, answer)) = self.shard_out.pop() {
+                self.publish_answer(now, answer);
+            }
+        }
+        Sent::One
+    }
+
+    fn wait_for_credit(&mut self, shard: ShardId) {
+        let Some(lane) = self.lanes.get_mut(&shard) else { return };
+        if lane.next_bytes().is_some() && !std::mem::replace(&mut lane.queued_for_credit, true) {
+            self.credit_queues[usize::from(lane.owner.0)].push_back(shard);
+        }
     }
 
     /// A request for a shard of this core.
@@ -84,26 +140,27 @@ impl Core {
         let shard = self.shards.get_mut(&id).filter(|s| s.generation() == generation);
         let Some(shard) = shard else {
             let what = match what {
-                ShardInput::Publish { epoch, job } => ShardOutput::Bounced { epoch, job, why: Bounce::Moved },
+                ShardInput::Publish { job, .. } => ShardOutput::Bounced { job, why: Bounce::Moved },
                 ShardInput::Subscribe { token, .. } => ShardOutput::SubscribeMoved { token },
-                ShardInput::Pull { .. } | ShardInput::Unlink => return,
+                ShardInput::Pull { .. } | ShardInput::Release { .. } | ShardInput::Unlink => return,
             };
             self.shard_out.push((from, FromShard { shard: id, generation, what }));
             return;
         };
         let before = shard.ring_bytes();
         match what {
-            ShardInput::Publish { epoch, job } => {
-                let room = self.rings_bytes + job.records.encoded_len() <= self.limits.rings_bytes_max;
-                shard.publish(from, epoch, job, room, &mut self.shard_out);
+            ShardInput::Publish { at, job } => {
+                let free_bytes = self.limits.rings_bytes_max.saturating_sub(self.rings_bytes);
+                shard.publish(from, at, job, free_bytes, &mut self.shard_out);
                 self.rings_bytes = self.rings_bytes + shard.ring_bytes() - before;
-                if !room {
-                    self.shrink_rings();
+                if shard.starved_bytes().is_some() && !self.starved.contains(&id) {
+                    self.starved.push(id);
+                    self.rings_moved = true;
                 }
             }
             other => {
                 shard.handle(from, other, &mut self.shard_out);
-                self.rings_bytes = self.rings_bytes + shard.ring_bytes() - before;
+                self.rings_moved = true;
             }
         }
         if self.dirty.last() != Some(&id) {
@@ -113,31 +170,40 @@ impl Core {
 
     /// What a shard said to this core.
     pub(super) fn from_shard(&mut self, now: Tick, answer: FromShard) {
-        let FromShard { shard, generation, what } = answer;
-        match what {
-            ShardOutput::Published { token, base } => {
-                if let Some(lane) = self.lanes.get_mut(&shard) {
-                    lane.published(now);
-                }
-                self.counters.add(Counter::PublishesWritten, 1);
-                self.settle(token, Some(Outcome::Written(base)));
-                self.run_held_lane(now, shard);
-            }
-            ShardOutput::Bounced { job, why, .. } => {
-                self.counters.add(Counter::PublishesBounced, 1);
-                self.return_credit(job.token);
-                if let Some(lane) = self.lanes.get_mut(&shard) {
-                    lane.bounced(job, why, now);
-                }
-                self.run_held_lane(now, shard);
-            }
+        let shard = answer.shard;
+        match answer.what {
+            ShardOutput::Published { .. } | ShardOutput::Bounced { .. } => self.publish_answer(now, answer),
             ShardOutput::Room => {
                 if let Some(lane) = self.lanes.get_mut(&shard) {
                     lane.room();
                 }
-                self.run_held_lane(now, shard);
             }
-            other => self.from_shard_to_readers(now, shard, generation, other),
+            other => return self.from_shard_to_readers(now, shard, answer.generation, other),
+        }
+        if self.lanes.get(&shard).is_some_and(|l| l.queued() > 0) {
+            self.run_lane(now, shard);
+        }
+    }
+
+    /// How a publish ended, or that it came back.
+    fn publish_answer(&mut self, now: Tick, answer: FromShard) {
+        match answer.what {
+            ShardOutput::Published { token, base } => {
+                if let Some(lane) = self.lanes.get_mut(&answer.shard) {
+                    lane.published(now);
+                }
+                self.counters.add(Counter::PublishesWritten, 1);
+                self.settle(token, Some(Outcome::Written(base)));
+            }
+            ShardOutput::Bounced { job, why } => {
+                self.counters.add(Counter::PublishesBounced, 1);
+                self.return_credit(job.token);
+                match self.lanes.get_mut(&answer.shard) {
+                    Some(lane) => lane.bounced(job, why, now),
+                    None => self.refuse_job(job.token, Refusal::unavailable("moving")),
+                }
+            }
+            _ => debug_assert!(false, "not an answer to a publish"),
         }
     }
 
@@ -153,37 +219,38 @@ impl Core {
     pub(super) fn sweep_lanes(&mut self, now: Tick) {
         let mut parked = 0;
         for id in std::mem::take(&mut self.blocked) {
-            if let Some(lane) = self.lanes.get_mut(&id) {
-                lane.handle_timeout(now);
-            }
+            let Some(lane) = self.lanes.get_mut(&id) else { continue };
+            lane.listed = false;
+            let due = lane.next_timeout().is_some_and(|at| at <= now);
             self.expire_lane(now, id);
-            self.run_lane(now, id);
+            if due {
+                self.reroute_lane(now, id);
+            } else {
+                self.run_lane(now, id);
+            }
             parked += self.lanes.get(&id).map_or(0, Lane::queued);
         }
         self.counters.set(Counter::PublishesParked, parked as u64);
         self.lanes.retain(|_, lane| !lane.is_idle());
     }
 
-    fn run_held_lane(&mut self, now: Tick, shard: ShardId) {
-        if self.lanes.get(&shard).is_some_and(|l| l.queued() > 0) {
-            self.run_lane(now, shard);
-        }
-    }
-
     fn note_blocked(&mut self, shard: ShardId) {
-        let held = self.lanes.get(&shard).is_some_and(|l| l.queued() > 0);
-        if held && !self.blocked.contains(&shard) {
+        if let Some(lane) = self.lanes.get_mut(&shard)
+            && lane.queued() > 0
+            && !std::mem::replace(&mut lane.listed, true)
+        {
             self.blocked.push(shard);
         }
     }
 
+    /// Brings a lane up to the newest routes: to the shard's owner now, or its publishes are refused.
     fn reroute_lane(&mut self, now: Tick, id: ShardId) {
-        let place = self.routes.iter().find(|r| r.uid == id.stream).and_then(|r| r.owners.get(id.shard.0 as usize));
-        match place {
+        match self.routes.owner(id) {
             Some(Owner::Here { core, generation }) => {
                 let (core, generation) = (*core, *generation);
                 if let Some(lane) = self.lanes.get_mut(&id) {
                     lane.reroute(core, generation);
+                    lane.handle_timeout(now);
                 }
                 self.run_lane(now, id);
             }
@@ -242,23 +309,42 @@ impl Core {
         }
     }
 
-    /// Brings the rings of the core back under their budget: the largest gives first.
-    fn shrink_rings(&mut self) {
-        let target = self.limits.rings_bytes_max - self.limits.rings_bytes_max / 64;
-        while self.rings_bytes > target {
-            let largest = self.shards.iter().max_by_key(|(_, s)| s.ring_bytes()).map(|(id, _)| *id);
-            let Some(shard) = largest.and_then(|id| self.shards.get_mut(&id)) else { return };
-            let mut freed = 0;
-            while self.rings_bytes - freed > target {
+    /// After rings gave up bytes or pins: makes room for the senders that were turned away, who are told by the next
+    /// flush of their shards.
+    pub(super) fn retry_starved(&mut self) {
+        if !std::mem::take(&mut self.rings_moved) || self.starved.is_empty() {
+            return;
+        }
+        let mut needed = 0;
+        let shards = &self.shards;
+        self.starved.retain(|id| {
+            let bytes = shards.get(id).and_then(Shard::starved_bytes);
+            needed = needed.max(bytes.unwrap_or(0));
+            bytes.is_some()
+        });
+        self.shrink_rings(needed);
+        self.dirty.extend(&self.starved);
+    }
+
+    /// Frees `needed` bytes of the core's ring budget, and some more: the largest rings give first, and what is pinned
+    /// in one is looked for in the next.
+    fn shrink_rings(&mut self, needed: usize) {
+        let max = self.limits.rings_bytes_max;
+        let target = max.saturating_sub((max / 64).max(needed + SLOT_OVERHEAD_BYTES));
+        if self.rings_bytes <= target {
+            return;
+        }
+        let mut by_size: Vec<(usize, ShardId)> =
+            self.shards.iter().map(|(id, s)| (s.ring_bytes(), *id)).collect();
+        by_size.sort_unstable_by(|a, b| b.cmp(a));
+        for (_, id) in by_size {
+            let Some(shard) = self.shards.get_mut(&id) else { continue };
+            while self.rings_bytes > target {
                 match shard.shrink() {
                     0 => break,
-                    bytes => freed += bytes,
+                    bytes => self.rings_bytes -= bytes,
                 }
             }
-            if freed == 0 {
-                return;
-            }
-            self.rings_bytes -= freed;
         }
     }
 }

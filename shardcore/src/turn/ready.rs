@@ -3,10 +3,15 @@
 //! Invariants: a stream is queued once; a tenant with little to read is served within one round of the others' quanta.
 //! Not here: how much may be read in a turn (`turn::core`).
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use felix_runtime::quic::{ConnKey, StreamId};
+
+use crate::hash::HashState;
 
 /// Bytes a tenant may read per round.
 pub const QUANTUM_BYTES: usize = 256 << 10;
@@ -23,9 +28,9 @@ struct Lineup {
 /// See the module. The empty tenant stands for streams that have not authenticated.
 #[derive(Debug, Default)]
 pub struct Ready {
-    tenants: HashMap<Arc<str>, Lineup, foldhash::fast::RandomState>,
+    tenants: HashMap<Arc<str>, Lineup, HashState>,
     round: VecDeque<Arc<str>>,
-    waiting: HashSet<Entry, foldhash::fast::RandomState>,
+    waiting: HashSet<Entry, HashState>,
     nobody: Option<Arc<str>>,
 }
 

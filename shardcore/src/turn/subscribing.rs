@@ -8,18 +8,19 @@ use felix_runtime::quic::{ConnKey, StreamId, WriteState};
 use felix_wire::client::{
     CursorErrorReason, EventStreamHello, Message, ShardMoved, StreamDeleted, SubscribeCursorError, Subscribed,
 };
-use felix_wire::id::{Generation, Offset, SubscriptionId};
+use felix_wire::id::{CoreId, Generation, Offset, SubscriptionId};
 
 use super::core::Core;
 use super::counters::Counter;
 use crate::projection::stream::feed::{Feed, PULL_BYTES};
 use crate::projection::stream::frame::FrameLimits;
 use crate::projection::stream::subscription::{QueueLimits, Subscription};
+use crate::route::Place;
 use crate::session::SubscribeAction;
 use crate::session::refusal::Refusal;
 use crate::shard::mail::{Ending, Reader, ShardInput, ShardOutput, SubToken, ToShard};
 use crate::shard::ring::Page;
-use crate::snapshot::ShardId;
+use crate::snapshot::{Owner, ShardId, SlowSubscriber};
 
 /// Bytes written to one subscriber before the next has its turn.
 const WRITE_QUANTUM_BYTES: usize = 1 << 20;
@@ -54,7 +55,10 @@ impl Core {
         let place = *ask.place.get();
         let limits = &self.limits;
         let over = self.subs.len() >= limits.subscriptions_max as usize
-            || self.sessions.get(&conn).is_none_or(|s| s.subscriptions >= limits.subscriptions_per_connection);
+            || self
+                .sessions
+                .get(&conn)
+                .is_none_or(|s| s.subscriptions >= limits.subscriptions_per_connection);
         if over {
             let refusal = Refusal::limit("too many subscriptions");
             self.with_session(now, conn, |s, cx| s.answer_refusal(ask.stream, &refusal, cx));
@@ -85,9 +89,11 @@ impl Core {
         if let Some(session) = self.sessions.get_mut(&conn) {
             session.subscriptions += 1;
         }
+        self.end_older_feed(now, &place);
         let feed = self.feeds.entry(place.shard).or_insert_with(|| Feed::new(place.core, place.generation));
         feed.subscribers.push(token);
-        let what = ShardInput::Subscribe { token, start: ask.start };
+        let hold = self.limits.slow_subscriber == SlowSubscriber::Block;
+        let what = ShardInput::Subscribe { token, start: ask.start, hold };
         self.to_shard(now, place.core, ToShard { shard: place.shard, generation: place.generation, what });
     }
 
@@ -121,7 +127,9 @@ impl Core {
                 self.refuse_subscription(now, token, |s, cx, on| s.answer_refusal(on, &refusal, cx));
             }
             ShardOutput::Page { reader: Reader::Live, page } => self.live_page(now, shard, generation, &page),
-            ShardOutput::Page { reader: Reader::CatchUp(token), page } => self.catch_up_page(now, token, &page),
+            ShardOutput::Page { reader: Reader::CatchUp(token), page } => {
+                self.catch_up_page(now, token, &page)
+            }
             ShardOutput::Ended { why } => self.end_feed(now, shard, generation, why),
             ShardOutput::Published { .. } | ShardOutput::Bounced { .. } | ShardOutput::Room => {}
         }
@@ -138,8 +146,34 @@ impl Core {
             let to = ToShard { shard: sub.shard, generation, what: ShardInput::Unlink };
             self.to_shard(now, owner, to);
         } else {
+            self.release(now, (sub.shard, owner, generation), token);
             self.pull(now, sub.shard);
         }
+    }
+
+    /// A subscription that read below its feed does so no more: what was held for it may go.
+    fn release(
+        &mut self,
+        now: Tick,
+        (shard, owner, generation): (ShardId, CoreId, Generation),
+        token: SubToken,
+    ) {
+        if self.limits.slow_subscriber == SlowSubscriber::Block {
+            let what = ShardInput::Release { token };
+            self.to_shard(now, owner, ToShard { shard, generation, what });
+        }
+    }
+
+    /// The shard has moved and its old owner has not said so yet: the subscriptions there end now, so that a feed has
+    /// one owner and a link at an owner always has its feed.
+    fn end_older_feed(&mut self, now: Tick, place: &Place) {
+        let Some(feed) = self.feeds.get(&place.shard) else { return };
+        let (owner, generation) = (feed.owner, feed.generation);
+        if (owner, generation) == (place.core, place.generation) {
+            return;
+        }
+        self.end_feed(now, place.shard, generation, Ending::Moved);
+        self.to_shard(now, owner, ToShard { shard: place.shard, generation, what: ShardInput::Unlink });
     }
 
     /// The identity's tokens have run out: its event streams end where the client can go on with a new one.
@@ -149,13 +183,23 @@ impl Core {
             self.subs.iter().filter(|(_, s)| of_identity(s)).map(|(_, s)| s.token).collect();
         for token in tokens {
             let Some(sub) = self.sub_mut(token) else { continue };
-            let last = sub.moved_frame();
+            let resume_from = sub.live.as_ref().map_or(Offset(0), |l| l.cursor.undelivered());
+            let last = sub.moved_frame(resume_from, sub.generation);
+            let shard = sub.shard;
             match &mut sub.live {
                 Some(live) => {
                     live.cursor.end(last, false);
                     self.active.push_back(token);
+                    if let Some(feed) = self.feeds.get(&shard) {
+                        let (owner, generation) = (feed.owner, feed.generation);
+                        self.release(now, (shard, owner, generation), token);
+                        self.pull(now, shard);
+                    }
                 }
-                None => self.end_subscription(now, token),
+                None => {
+                    let refusal = Refusal::unauthenticated();
+                    self.refuse_subscription(now, token, |s, cx, on| s.answer_refusal(on, &refusal, cx));
+                }
             }
         }
     }
@@ -257,11 +301,13 @@ impl Core {
         let limits = self.frame_limits(false);
         let Some(sub) = self.sub_mut(token) else { return };
         let shard = sub.shard;
-        let feed_end = self.feeds.get(&shard).map_or(Offset(0), Feed::end);
-        if let Some(live) = self.sub_mut(token).and_then(|s| s.live.as_mut()) {
-            live.cursor.take_page(page, feed_end, limits);
-            self.active.push_back(token);
+        let Some(feed) = self.feeds.get(&shard) else { return };
+        let (feed_end, owner, generation) = (feed.end(), feed.owner, feed.generation);
+        let Some(live) = self.sub_mut(token).and_then(|s| s.live.as_mut()) else { return };
+        if live.cursor.take_page(page, feed_end, limits) {
+            self.release(now, (shard, owner, generation), token);
         }
+        self.active.push_back(token);
         self.pull(now, shard);
     }
 
@@ -283,7 +329,8 @@ impl Core {
     fn pump_subscription(&mut self, now: Tick, token: SubToken) {
         let mut written = 0;
         loop {
-            let Some(sub) = self.subs.get_mut((token.0 & 0xf_ffff) as usize).filter(|s| s.token == token) else {
+            let Some(sub) = self.subs.get_mut((token.0 & 0xf_ffff) as usize).filter(|s| s.token == token)
+            else {
                 return;
             };
             let (conn, shard) = (sub.conn, sub.shard);
@@ -315,7 +362,7 @@ impl Core {
             return self.end_subscription(now, token);
         }
         if let Some(from) = live.cursor.wants_page() {
-            let bytes_max = self.limits.history_frame_bytes;
+            let bytes_max = self.limits.history_frame_bytes.min(self.limits.subscriber_queue_bytes);
             let owner = self.feeds.get(&shard).map(|f| f.owner);
             let what = ShardInput::Pull { reader: Reader::CatchUp(token), from, bytes_max };
             if let Some(owner) = owner {
@@ -328,10 +375,15 @@ impl Core {
     fn end_feed(&mut self, now: Tick, shard: ShardId, generation: Generation, why: Ending) {
         let same = self.feeds.get(&shard).is_some_and(|f| f.generation == generation);
         let Some(feed) = same.then(|| self.feeds.remove(&shard)).flatten() else { return };
+        let next_generation = match self.routes.owner(shard) {
+            Some(Owner::Here { generation, .. } | Owner::Node { generation, .. }) => *generation,
+            Some(Owner::Nobody { .. }) | None => generation,
+        };
         for token in feed.subscribers {
             let Some(sub) = self.sub_mut(token) else { continue };
             let last = match why {
-                Ending::Moved => sub.moved_frame(),
+                // In memory a new generation counts from 0 again, and all of it is new to the client.
+                Ending::Moved => sub.moved_frame(Offset(0), next_generation),
                 Ending::Deleted => sub.deleted_frame(),
             };
             match sub.live.as_mut() {
@@ -349,15 +401,15 @@ impl Core {
 }
 
 impl Sub {
-    /// The last frame of a subscription whose client may go on elsewhere or with another token.
-    fn moved_frame(&self) -> Bytes {
+    /// The last frame of a subscription whose client may go on at `resume_from`, elsewhere or with another token.
+    fn moved_frame(&self, resume_from: Offset, generation: Generation) -> Bytes {
         let Some(live) = self.live.as_ref().filter(|_| self.reads_moved) else { return Bytes::new() };
         let moved = ShardMoved {
             subscription_id: live.id,
-            resume_from: Some(live.cursor.undelivered()),
+            resume_from: Some(resume_from),
             node_id: None,
             addr: None,
-            generation: self.generation,
+            generation,
         };
         encode(&Message::ShardMoved(moved))
     }

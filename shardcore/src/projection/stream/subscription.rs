@@ -1,7 +1,8 @@
 //! One subscriber: what it was sent, what waits for it, what it lost. Sans-io.
 //! Scope: one per subscription, on the core of its connection. Owns: its queue of shared frames and the bytes on their way.
-//! Invariants: frames leave in offset order, no offset twice; the queue stays within its bound unless the policy is Block,
-//! where it exceeds it by at most one pull; every record not delivered is counted in `dropped`.
+//! Invariants: frames leave in offset order, no offset twice; the queue stays within its bound, which one pull (policy
+//! Block) or one page of history (asked for when the queue is empty) may exceed; every record that is skipped is counted
+//! in `dropped`.
 //! Not here: when the shard is read (`feed`), the QUIC stream (`turn`).
 
 use std::collections::VecDeque;
@@ -108,10 +109,10 @@ impl Subscription {
         }
     }
 
-    /// The page asked for. Afterwards live if the page reached `feed_end`.
-    pub fn take_page(&mut self, page: &Page, feed_end: Offset, limits: FrameLimits) {
+    /// The page asked for. True when it reached `feed_end`: the subscription is live from here on.
+    pub fn take_page(&mut self, page: &Page, feed_end: Offset, limits: FrameLimits) -> bool {
         if self.phase != (Phase::CatchUp { asked: true }) || self.ending.is_some() {
-            return;
+            return false;
         }
         for slot in &page.slots {
             if slot.base > self.next {
@@ -121,8 +122,13 @@ impl Subscription {
             self.next = slot.end();
             cut(slot, from, limits, |frame| self.push(frame));
         }
-        self.next = self.next.max(page.next);
-        self.phase = if self.next >= feed_end { Phase::Live } else { Phase::CatchUp { asked: false } };
+        if page.next > self.next {
+            self.lose(page.next.0 - self.next.0);
+            self.next = page.next;
+        }
+        let live = self.next >= feed_end;
+        self.phase = if live { Phase::Live } else { Phase::CatchUp { asked: false } };
+        live
     }
 
     /// A frame of the feed. True when it was queued.
