@@ -2,9 +2,6 @@
 
 import faulthandler
 import itertools
-import pathlib
-import shutil
-import tempfile
 
 import pytest
 
@@ -25,14 +22,12 @@ def _deadline():
 
 
 @pytest.fixture(scope="session")
-def make_broker():
-    """Starts brokers, each with a control plane of its own; all end with the run."""
-    root = pathlib.Path(tempfile.mkdtemp(prefix="felix-python-"))
+def make_broker(tmp_path_factory):
+    """Starts brokers, each with a control plane of its own; all end with the run. Logs stay in pytest's folder."""
     started = []
 
     def make(**options):
-        folder = root / str(len(started))
-        folder.mkdir()
+        folder = tmp_path_factory.mktemp("broker")
         plane = ControlPlane(folder)
         started.append(plane)
         broker = Broker(plane, folder, **options)
@@ -42,7 +37,6 @@ def make_broker():
     yield make
     for process in reversed(started):
         process.stop()
-    shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

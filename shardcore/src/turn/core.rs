@@ -289,8 +289,7 @@ impl Core {
     /// When `turn` must run next if nothing arrives.
     pub fn next_timeout(&mut self) -> Option<Tick> {
         // Gauges that are not up to date count as work: nothing else may ever come to a core without connections.
-        let told = self.counters.get(Counter::Connections) == self.sessions.len() as u64
-            && self.counters.get(Counter::RingBytes) == self.rings_bytes as u64;
+        let told = self.gauges().into_iter().all(|(gauge, now)| self.counters.get(gauge) == now);
         let quiet = self.sessions.is_empty() && self.jobs.is_empty() && self.starved.is_empty();
         let idle = quiet && told && self.drain == Drain::No;
         let sweep = self.next_sweep.filter(|_| !idle);
@@ -478,6 +477,18 @@ impl Core {
         }
     }
 
+    /// What the numbers that are not counted as things happen should say.
+    fn gauges(&self) -> [(Counter, u64); 5] {
+        let refused = self.quic.refused();
+        [
+            (Counter::ConnectionsRefused, refused.closing + refused.full + refused.per_ip),
+            (Counter::Connections, self.sessions.len() as u64),
+            (Counter::RingBytes, self.rings_bytes as u64),
+            (Counter::Shards, self.shards.len() as u64),
+            (Counter::Subscriptions, self.subs.len() as u64),
+        ]
+    }
+
     fn sweep(&mut self, now: Tick) {
         self.next_sweep = Some(now + SWEEP);
         let conns: Vec<ConnKey> = self.sessions.keys().copied().collect();
@@ -494,14 +505,9 @@ impl Core {
             self.resume_partial(now, conn);
         }
         self.sweep_lanes(now);
-        self.counters.set(Counter::Connections, self.sessions.len() as u64);
-        self.counters.set(Counter::RingBytes, self.rings_bytes as u64);
-        self.counters.set(Counter::Shards, self.shards.len() as u64);
-        self.counters.set(Counter::Subscriptions, self.subs.len() as u64);
-        let refused = self.quic.refused();
-        let refused = refused.closing + refused.full + refused.per_ip;
-        let told = self.counters.get(Counter::ConnectionsRefused);
-        self.counters.add(Counter::ConnectionsRefused, refused.saturating_sub(told));
+        for (gauge, now) in self.gauges() {
+            self.counters.set(gauge, now);
+        }
         self.counters.set(Counter::MailDepth, self.outbox.iter().map(VecDeque::len).sum::<usize>() as u64);
     }
 

@@ -254,6 +254,22 @@ fn one_busy_shard_does_not_keep_the_credit_of_the_pair_from_another() {
 }
 
 #[test]
+fn a_core_without_connections_still_tells_how_many_shards_it_serves() {
+    let mut node = Node::new(1, limits());
+    node.settle();
+    for owners in [&[here(0), here(0)][..], &[here(0)], &[]] {
+        node.route(owners);
+        node.settle();
+        while let Some(at) = node.cores[0].next_timeout() {
+            assert!(at > node.now, "it never comes to rest");
+            node.now = at;
+            node.settle();
+        }
+        assert_eq!(node.cores[0].counters.get(Counter::Shards), owners.len() as u64);
+    }
+}
+
+#[test]
 fn publishes_of_a_deleted_stream_are_refused_and_those_on_their_way_too() {
     let mut node = Node::new(2, CoreLimits { pair_credit_items: 5, ..CoreLimits::default() });
     node.route(&[here(1)]);
