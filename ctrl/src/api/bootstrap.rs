@@ -34,6 +34,20 @@ pub struct Operator {
     settings: BootstrapSettings,
 }
 
+/// A caller that may be given development tokens.
+pub struct Developer;
+
+impl FromRequestParts<Arc<Plane>> for Developer {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, plane: &Arc<Plane>) -> Result<Developer, ApiError> {
+        match Operator::from_request_parts(parts, plane).await?.settings.dev_tokens {
+            true => Ok(Developer),
+            false => Err(ApiError::not_enabled("development tokens are not enabled")),
+        }
+    }
+}
+
 impl FromRequestParts<Arc<Plane>> for Operator {
     type Rejection = ApiError;
 
@@ -85,13 +99,10 @@ pub async fn initialize(
 
 pub async fn dev_token(
     State(plane): State<Arc<Plane>>,
-    operator: Operator,
+    _developer: Developer,
     Path(tenant): Path<String>,
     Document(body): Document<DevTokenRequest>,
 ) -> Result<Json<DevTokenAnswer>, ApiError> {
-    if !operator.settings.dev_tokens {
-        return Err(ApiError::not_enabled("development tokens are not enabled"));
-    }
     let perms = granted(&tenant, &body)?;
     let ttl_seconds = body.ttl_seconds.unwrap_or(plane.settings.token_ttl.as_secs());
     if !(1..=TOKEN_TTL_MAX.as_secs()).contains(&ttl_seconds) {

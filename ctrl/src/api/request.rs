@@ -18,6 +18,8 @@ use crate::metrics::StatusLabel;
 use crate::plane::Plane;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Deepest nesting of a body.
+const NESTING_MAX: usize = 32;
 /// Longest request id taken over from a caller.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
@@ -101,8 +103,30 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Document<T> {
                 _ => ApiError::invalid("the body could not be read"),
             }
         })?;
+        if is_nested_too_deep(&bytes) {
+            return Err(ApiError::invalid("invalid body: nested deeper than 32"));
+        }
         serde_json::from_slice(&bytes).map(Document).map_err(|e| ApiError::invalid(describe(&e)))
     }
+}
+
+/// Whether brackets outside strings go deeper than [`NESTING_MAX`]; also true in members that would be ignored.
+fn is_nested_too_deep(json: &[u8]) -> bool {
+    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' if !in_string => depth += 1,
+            b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > NESTING_MAX {
+            return true;
+        }
+    }
+    false
 }
 
 /// What is wrong with a body, without repeating any of it.
@@ -138,6 +162,17 @@ mod tests {
         assert!(wrong.contains("u32") && !wrong.contains("Sekret"), "{wrong}");
         let wrong = describe_stream(r#"{"stream":Sekret"#);
         assert!(!wrong.contains("Sekret") && wrong.contains("line 1"), "{wrong}");
+    }
+
+    #[test]
+    fn nesting_is_counted_outside_strings_only() {
+        let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        assert!(!is_nested_too_deep(nested(32).as_bytes()));
+        assert!(is_nested_too_deep(nested(33).as_bytes()));
+        let text = format!(r#"{{"a\"{}":"{}"}}"#, "[".repeat(50), "{".repeat(50));
+        assert!(!is_nested_too_deep(text.as_bytes()));
+        assert!(is_nested_too_deep(format!(r#"{{"a\\":{}}}"#, nested(40)).as_bytes()));
+        assert!(!is_nested_too_deep("[],".repeat(100).as_bytes()));
     }
 
     #[test]
