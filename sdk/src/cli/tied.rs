@@ -20,7 +20,8 @@ pub struct TiedArgs {
     /// Process whose end is ours
     parent: u32,
     program: PathBuf,
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    /// Arguments of the program, after `--`
+    #[arg(last = true)]
     arguments: Vec<OsString>,
 }
 

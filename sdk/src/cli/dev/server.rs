@@ -100,6 +100,8 @@ impl Launch {
             .arg(tied::COMMAND)
             .arg(std::process::id().to_string())
             .arg(&self.program)
+            // What follows is the server's, also where a flag of ours has the same name.
+            .arg("--")
             .args(&self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
