@@ -103,6 +103,8 @@ pub struct Catalog {
     addresses: BTreeMap<String, Arc<str>>,
     paces: [Pace; KINDS.len()],
     changed: bool,
+    /// Assignments changed and the streams have not been read since.
+    streams_may_be_older: bool,
 }
 
 impl Catalog {
@@ -118,6 +120,7 @@ impl Catalog {
             addresses: BTreeMap::new(),
             paces: [Pace::default(); KINDS.len()],
             changed: false,
+            streams_may_be_older: false,
         }
     }
 
@@ -156,6 +159,7 @@ impl Catalog {
                 let taken = take(&mut self.assignments, answer);
                 if taken.changed && !first {
                     self.hurry_catalog(now);
+                    self.streams_may_be_older = true;
                 }
                 (Kind::Assignments, taken)
             }
@@ -164,6 +168,7 @@ impl Catalog {
                 let pace = &mut self.paces[kind as usize];
                 pace.in_flight = false;
                 pace.due = now + pace.backoff.failed();
+                self.streams_may_be_older &= kind != Kind::Streams;
                 return;
             }
         };
@@ -176,7 +181,11 @@ impl Catalog {
         let pace = &mut self.paces[kind as usize];
         pace.in_flight = false;
         pace.backoff.succeeded();
-        pace.due = if std::mem::take(&mut pace.again) { now } else { now + gap };
+        let again = std::mem::take(&mut pace.again);
+        pace.due = if again { now } else { now + gap };
+        if kind == Kind::Streams && !again && !taken.more {
+            self.streams_may_be_older = false;
+        }
     }
 
     /// Whether every feed has been read once: from then on the node may serve.
@@ -184,9 +193,10 @@ impl Catalog {
         KINDS.iter().all(|kind| self.has_snapshot(*kind))
     }
 
-    /// Whether anything changed since the last call.
+    /// Whether anything changed since the last call. Changed assignments count once the streams were read after them, or
+    /// could not be: the assignments of a deleted stream go with it, and without its end they look like a move.
     pub fn take_changed(&mut self) -> bool {
-        std::mem::take(&mut self.changed)
+        !self.streams_may_be_older && std::mem::take(&mut self.changed)
     }
 
     /// Tenants in the order of their ids.

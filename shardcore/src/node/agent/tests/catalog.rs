@@ -117,6 +117,42 @@ fn an_answer_that_was_under_way_when_an_assignment_came_is_not_trusted_to_be_new
 }
 
 #[test]
+fn changed_assignments_count_once_the_streams_were_read_after_them_or_could_not_be() {
+    for answer in [None, Some(changes(vec![], 1))] {
+        let mut catalog = synced();
+        catalog.take_changed();
+        assert_eq!(due(&mut catalog, at(2_000)).len(), 6);
+        let gone = AssignmentChange {
+            seq: 1,
+            op: AssignmentOp::Assigned,
+            key: assignment_key("s", 0),
+            assignment: Some(assignment("s", 0, "me", 1, 1)),
+            generation: 1,
+            incarnation: 1,
+        };
+        let change = FeedAnswer::Changes { since: 1, changes: changes(vec![gone], 2) };
+        catalog.answered(Answer::Assignments(change), at(2_001));
+        let old = FeedAnswer::Changes { since: 1, changes: changes(vec![], 1) };
+        catalog.answered(Answer::Streams(old), at(2_002));
+        assert!(!catalog.take_changed(), "that answer may be from before");
+        assert!(due(&mut catalog, at(2_002)).iter().any(|fetch| fetch.kind() == Kind::Streams));
+        catalog.answered(
+            Answer::Tenants(FeedAnswer::Changes { since: 1, changes: changes(vec![], 1) }),
+            at(2_003),
+        );
+        assert!(!catalog.take_changed());
+        catalog.answered(
+            match answer {
+                Some(changes) => Answer::Streams(FeedAnswer::Changes { since: 1, changes }),
+                None => Answer::Failed(Kind::Streams),
+            },
+            at(2_004),
+        );
+        assert!(catalog.take_changed());
+    }
+}
+
+#[test]
 fn an_outage_changes_nothing() {
     let mut catalog = synced();
     catalog.take_changed();
