@@ -88,7 +88,7 @@ fn a_signal_answers_waiting_polls_and_ends_within_the_budget() {
 #[test]
 fn a_second_signal_ends_it_at_once() {
     let folder = tempfile::tempdir().unwrap();
-    let slow = Start { environment: &[("FELIX_SHUTDOWN_PREDRAIN_MS", "600000")], ..Start::default() };
+    let slow = Start { environment: &[("FELIX_SHUTDOWN_PREDRAIN_MS", "600000")] };
     let mut program = Program::start(folder.path(), slow);
     program.signal("TERM");
     wait_for("readiness to go", || {

@@ -99,7 +99,12 @@ async fn a_decision_on_rows_that_changed_is_made_anew() {
 async fn a_write_that_cannot_get_its_turn_gives_up() {
     let ledger = ledger(10);
     let _turn = Arc::clone(&ledger.turn).lock_owned().await;
-    let written = ledger.write(|tx| Ok::<_, WriteError>(tx.put(b"k\0a".to_vec(), &1))).await;
+    let written = ledger
+        .write(|tx| {
+            tx.put(b"k\0a".to_vec(), &1);
+            Ok::<_, WriteError>(())
+        })
+        .await;
     assert!(matches!(written, Err(WriteError::Busy)));
     assert_eq!(ledger.get::<u32>(b"k\0a".to_vec()).unwrap(), None);
 }

@@ -183,29 +183,31 @@ fn hashes_are_the_same_on_every_build() {
 
 fn arbitrary_nodes() -> impl Strategy<Value = Vec<NodeFacts>> {
     let standing = prop_oneof![Just(Standing::Eligible), Just(Standing::Serving), Just(Standing::Gone)];
-    let fact = (standing, prop::option::of(0_u8..3), prop::option::of(0_u32..6));
-    prop::collection::vec(fact, 0..6).prop_map(|facts| {
-        let node =
-            |(n, (standing, zone, shards_max)): (usize, (Standing, Option<u8>, Option<u32>))| NodeFacts {
-                zone: zone.map(|z| z.to_string()),
-                shards_max,
-                standing,
-                ..node(&format!("broker-{n}"))
-            };
-        facts.into_iter().enumerate().map(node).collect()
+    let facts = (standing, prop::option::of(0_u8..3), prop::option::of(0_u32..6)).prop_map(
+        |(standing, zone, shards_max)| {
+            let zone = zone.map(|zone| zone.to_string());
+            NodeFacts { zone, shards_max, standing, ..node("") }
+        },
+    );
+    prop::collection::vec(facts, 0..6).prop_map(|mut nodes| {
+        for (n, node) in nodes.iter_mut().enumerate() {
+            node.node_id = format!("broker-{n}");
+        }
+        nodes
     })
 }
 
 fn arbitrary_shards() -> impl Strategy<Value = Vec<ShardFacts>> {
-    let fact = (0_u32..3, 1_u32..4, any::<bool>(), prop::option::of((0_usize..7, 1_u64..9)));
-    prop::collection::vec(fact, 0..20).prop_map(|facts| {
-        let shard_of = |(n, (stream, rf, has_log, held)): (usize, (u32, u32, bool, Option<(usize, u64)>))| {
-            let held =
-                held.and_then(|(leader, generation)| seat(&format!("broker-{leader}"), &[], generation));
-            let index = u32::try_from(n).unwrap();
-            ShardFacts { replication_factor: rf, has_log, seat: held, ..shard(&format!("s{stream}"), index) }
-        };
-        facts.into_iter().enumerate().map(shard_of).collect()
+    let held = prop::option::of((0_usize..7, 1_u64..9));
+    let facts = (0_u32..3, 1_u32..4, any::<bool>(), held).prop_map(|(stream, rf, has_log, held)| {
+        let seat = held.and_then(|(leader, generation)| seat(&format!("broker-{leader}"), &[], generation));
+        ShardFacts { replication_factor: rf, has_log, seat, ..shard(&format!("s{stream}"), 0) }
+    });
+    prop::collection::vec(facts, 0..20).prop_map(|mut shards| {
+        for (n, shard) in (0..).zip(&mut shards) {
+            shard.key.shard = n;
+        }
+        shards
     })
 }
 

@@ -148,9 +148,17 @@ async fn a_node_is_deleted_only_when_nothing_needs_it() {
     .unwrap();
     let key = row::assignment(&named.key);
     let put = key.clone();
-    run(&ledger, move |tx| Ok(tx.put(put.clone(), &named))).await.unwrap();
+    let write = move |tx: &mut Tx<'_>| {
+        tx.put(put.clone(), &named);
+        Ok(())
+    };
+    run(&ledger, write).await.unwrap();
     assert!(matches!(run(&ledger, |tx| delete(tx, "a")).await, Err(RegistryError::Conflict(_))));
-    run(&ledger, move |tx| Ok(tx.delete(key.clone()))).await.unwrap();
+    let remove = move |tx: &mut Tx<'_>| {
+        tx.delete(key.clone());
+        Ok(())
+    };
+    run(&ledger, remove).await.unwrap();
     run(&ledger, |tx| delete(tx, "a")).await.unwrap();
     assert!(matches!(run(&ledger, |tx| delete(tx, "a")).await, Err(RegistryError::NotFound)));
 }

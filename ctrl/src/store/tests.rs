@@ -124,9 +124,11 @@ fn a_newer_format_is_refused_and_left_as_it_is() {
     });
 }
 
+type Damage = fn(&::sled::Db);
+
 #[test]
 fn rows_that_cannot_be_ours_are_damage() {
-    let damages: [(&str, fn(&::sled::Db)); 5] = [
+    let damages: [(&str, Damage); 5] = [
         ("no form", |db| drop(db.insert(b"row", b"x").unwrap())),
         ("newer than the newest commit", |db| {
             let mut row = vec![1];
