@@ -34,9 +34,8 @@ impl Session {
                     return false;
                 }
             }
-            if std::mem::replace(&mut stream.held, false) && stream.frame_since.is_some() {
-                // The time we held it back is not the client's.
-                stream.frame_since = Some(cx.now);
+            if std::mem::replace(&mut stream.held, false) {
+                stream.restart_frame(cx.now);
             }
             let before = stream.reader.buffered_bytes();
             let next = stream.reader.next();
@@ -44,7 +43,7 @@ impl Session {
             match next {
                 Ok(None) => {
                     if stream.reader.is_mid_frame() {
-                        stream.frame_since.get_or_insert(cx.now);
+                        stream.begin_frame(cx.now);
                         self.next_check.get_or_insert(cx.now + TRICKLE_CHECK);
                     } else {
                         stream.frame_since = None;

@@ -171,6 +171,12 @@ impl Session {
         !self.identities.is_empty()
     }
 
+    /// Bytes of unfinished frames.
+    #[cfg(any(test, feature = "sim"))]
+    pub fn partial_bytes(&self) -> usize {
+        self.partial_bytes
+    }
+
     /// Nothing is unanswered and no answer unwritten.
     pub fn is_settled(&self) -> bool {
         self.streams.values().all(|s| s.is_settled() && s.out_bytes() == 0 && s.unsettled == 0)
@@ -344,10 +350,9 @@ impl Session {
         {
             return Vec::new();
         }
-        // The time they waited is not the client's.
         for id in &self.partial_waiting {
-            if let Some(stream) = self.streams.get_mut(id).filter(|s| s.frame_since.is_some()) {
-                stream.frame_since = Some(now);
+            if let Some(stream) = self.streams.get_mut(id) {
+                stream.restart_frame(now);
             }
         }
         std::mem::take(&mut self.partial_waiting)
@@ -356,9 +361,10 @@ impl Session {
     fn push_chunk(&mut self, id: StreamId, chunk: bytes::Bytes, now: Tick) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let before = stream.reader.buffered_bytes();
+        stream.begin_frame(now);
+        stream.frame_bytes += chunk.len() as u64;
         stream.reader.push(chunk);
         self.partial_bytes += stream.reader.buffered_bytes() - before;
-        stream.frame_since.get_or_insert(now);
         self.next_check.get_or_insert(now + TRICKLE_CHECK);
     }
 
@@ -392,7 +398,7 @@ impl Session {
         for stream in self.streams.values() {
             let Some(since) = stream.frame_since else { continue };
             let age = cx.now.saturating_since(since);
-            let bytes = stream.reader.buffered_bytes() as u64;
+            let bytes = stream.frame_bytes;
             let ours = stream.held || self.partial_waiting.contains(&stream.id);
             if !ours && age > TRICKLE_GRACE && bytes < age.as_secs() * TRICKLE_BYTES_PER_S {
                 slow.push(stream.id);

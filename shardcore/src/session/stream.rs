@@ -90,8 +90,9 @@ pub struct Stream {
     pub read_done: bool,
     /// Reading stopped because something of this stream is not settled, answered or read.
     pub held: bool,
-    /// Since when a frame is incomplete.
+    /// Since when a frame is incomplete, and what has arrived since.
     pub frame_since: Option<Tick>,
+    pub frame_bytes: u64,
     sending: Sending,
     out: BytesMut,
     front: Bytes,
@@ -116,9 +117,25 @@ impl Stream {
             read_done: false,
             held: false,
             frame_since: None,
+            frame_bytes: 0,
             sending: if dir == Dir::Bi { Sending::Open } else { Sending::Closed },
             out: BytesMut::new(),
             front: Bytes::new(),
+        }
+    }
+
+    /// A frame is incomplete; its time begins at `now`, unless it has begun.
+    pub fn begin_frame(&mut self, now: Tick) {
+        if self.frame_since.is_none() {
+            self.frame_since = Some(now);
+            self.frame_bytes = 0;
+        }
+    }
+
+    /// The time so far was not the client's: an incomplete frame begins again at `now`.
+    pub fn restart_frame(&mut self, now: Tick) {
+        if self.frame_since.take().is_some() {
+            self.begin_frame(now);
         }
     }
 
