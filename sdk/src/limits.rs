@@ -67,6 +67,8 @@ pub const EVENT_STREAMS_MAX: u32 = 1_024;
 /// An event stream nobody asked for is closed after this long.
 pub const UNCLAIMED_STREAM_AGE: Duration = Duration::from_secs(30);
 
+/// Asked of the system for a connection's socket, each way. Half of it is the kernel's own overhead.
+pub const UDP_BUFFER_BYTES: usize = 8 << 20;
 /// Bytes of accepted and unsettled records per publisher.
 pub const PUBLISH_BUDGET_BYTES: u32 = 4 << 20;
 /// Charged for each accepted send besides its bytes, so that empty records are bounded too.

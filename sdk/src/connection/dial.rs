@@ -9,11 +9,12 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use quinn::{ClientConfig, Connection, Endpoint};
+use socket2::SockRef;
 use tokio::task::JoinSet;
 
 use crate::address::HostPort;
 use crate::error::Error;
-use crate::limits::{DIAL_AGAIN, DIAL_STAGGER};
+use crate::limits::{DIAL_AGAIN, DIAL_STAGGER, UDP_BUFFER_BYTES};
 
 /// A finished handshake. The endpoint is this connection's own: its socket and its driver.
 pub(crate) struct Dialled {
@@ -77,11 +78,22 @@ async fn handshake(
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
-    let endpoint = Endpoint::client(local).map_err(|e| format!("{address}: {e}"))?;
+    let endpoint = bind(local).map_err(|e| format!("{address}: {e}"))?;
     let connecting =
         endpoint.connect_with(config, address, &server_name).map_err(|e| format!("{address}: {e}"))?;
     let connection = connecting.await.map_err(|e| format!("{address}: {e}"))?;
     Ok(Dialled { endpoint, connection })
+}
+
+/// A socket of our own, with room for a burst: a default one loses datagrams as soon as events come at full speed.
+fn bind(local: SocketAddr) -> std::io::Result<Endpoint> {
+    let socket = std::net::UdpSocket::bind(local)?;
+    let buffers = SockRef::from(&socket);
+    // As much as the system allows; a refusal costs speed and nothing else.
+    let _ = buffers.set_recv_buffer_size(UDP_BUFFER_BYTES);
+    let _ = buffers.set_send_buffer_size(UDP_BUFFER_BYTES);
+    let runtime = quinn::default_runtime().ok_or_else(|| std::io::Error::other("no async runtime"))?;
+    Endpoint::new(quinn::EndpointConfig::default(), None, socket, runtime)
 }
 
 /// The families in turn, each in the resolver's order, so one broken family costs one stagger.
