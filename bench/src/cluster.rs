@@ -1,7 +1,7 @@
 //! Real processes on loopback, for the bench and for whole-system tests. Scope: the processes one caller started.
 //! Owns: those processes; they are ended by their ids when the owner is dropped.
-//! Invariants: a process that was started is never left running by us, also when it did not become ready; whatever it
-//! says goes to a file beside its data, and the end of that file is part of the error when it fails.
+//! Invariants: a process that was started is never left running by us, also when it did not become ready or we are
+//! killed; what it says goes to a file beside its data, and the end of that file is part of the error when it fails.
 //! Not here: what the processes are asked to do (`load`, tests).
 
 mod process;
@@ -64,16 +64,20 @@ pub struct DevBroker {
 
 impl DevBroker {
     /// Starts `felix dev` on free ports and waits until it is ready. `dir` takes its data, its ready file and its log and
-    /// is kept; `cores` is as its `--cores` takes them, `extra_args` follow (`--set key=value` for the broker).
+    /// is kept; `cores` is as its `--cores` takes them, `extra_args` follow (`--set key=value` for the broker). Call it on a
+    /// thread that lives as long as the broker is wanted: the kernel ends the broker with that thread.
     ///
     /// # Errors
     /// There is no such program, or it did not become ready within a minute; nothing is left running then.
     pub fn start(dir: &Path, cores: &str, extra_args: &[&str]) -> Result<DevBroker, ClusterError> {
         let program = binary("felix")?;
         let ready_file = dir.join("ready.json");
-        let mut command = Command::new(program);
+        let mut command = Command::new(&program);
         command
-            .arg("dev")
+            // It ends with us, however we end; its servers end with it.
+            .args(["tied-exec", &std::process::id().to_string()])
+            .arg(&program)
+            .args(["--", "dev"])
             .arg("--data-dir")
             .arg(dir.join("data"))
             .args(["--cores", cores, "--port", "0", "--ready-file"])

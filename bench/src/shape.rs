@@ -55,8 +55,8 @@ pub struct Shape {
     pub connections: u32,
     /// Publishing streams of each connection.
     pub streams: u32,
-    /// Shards that are written to: stream `i` of all writes to shard `i` modulo this, by a key that routes there.
-    /// With 1, batches have no key.
+    /// Shards that are written to, from 0, by keys that route there: connection `i` writes to shard `i` modulo this; with
+    /// fewer connections than shards, stream `i` of all does. Batches to a stream of one shard have no key.
     pub shards: u32,
     /// Readers; each reads all those shards on a connection of its own.
     #[serde(default)]
