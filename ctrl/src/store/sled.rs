@@ -15,7 +15,7 @@ use super::memory::Image;
 use super::{Batch, CommitError, Key, Row, Store, StoreError, Want};
 
 /// Format of the rows this program writes; a greater one is refused.
-pub const FORMAT: u32 = 1;
+const FORMAT: u32 = 1;
 /// Keys of our own bookkeeping; no row starts with a zero byte.
 const FORMAT_KEY: &[u8] = b"\0format";
 const COMMIT_KEY: &[u8] = b"\0commit";
@@ -39,7 +39,7 @@ struct Disk {
 
 impl SledStore {
     /// Opens the folder, or makes it. Fails when another process has it open, when it is damaged, and when its format
-    /// is newer than [`FORMAT`].
+    /// is newer than this program knows.
     pub fn open(folder: &Path) -> Result<SledStore, StoreError> {
         fs::create_dir_all(folder).map_err(|e| StoreError::Open(e.to_string()))?;
         restrict(folder).map_err(|e| StoreError::Open(e.to_string()))?;
