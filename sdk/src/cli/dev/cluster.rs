@@ -94,6 +94,10 @@ impl Cluster {
         let secret: String = rand::random::<[u8; 32]>().iter().map(|byte| format!("{byte:02x}")).collect();
         private_file::write(&folder.bootstrap_secret(), secret.as_bytes())
             .map_err(|error| Failure::other(format!("{}: {error}", folder.bootstrap_secret().display())))?;
+        if let Some(path) = &plan.ready_file {
+            // What a killed one left: nothing is ready now. There may be none.
+            let _ = std::fs::remove_file(path);
+        }
         for server in ["ctrl", "broker"] {
             // A log is of one `felix dev`; there may be none yet.
             let _ = std::fs::remove_file(folder.log_file(server));
