@@ -159,12 +159,12 @@ class ControlPlane:
 class Broker:
     """felix-broker on four cores, whatever the number of processors, following one control plane."""
 
-    def __init__(self, plane, folder, cores=4, settings=(), plane_url=None):
+    def __init__(self, plane, folder, cores=4, settings=(), relay=None):
         self.plane = plane
         self.folder = pathlib.Path(folder)
         self.log = self.folder / "broker.log"
         self.ca_file = str(self.folder / "ca.pem")
-        self._plane_url = plane_url or plane.url
+        self._plane_url = relay(plane) if relay else plane.url
         self._cores = cores
         self._settings = [f"--{key.replace('_', '-')}={value}" for key, value in dict(settings).items()]
         self._shards = 0

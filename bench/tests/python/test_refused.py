@@ -1,0 +1,55 @@
+"""Calls that are not built yet: each gets the protocol's coded refusal, and the client stays as good as it was."""
+
+import felix
+import pytest
+
+from conftest import connect
+from processes import NAMESPACE, TENANT
+
+S = (TENANT, NAMESPACE)
+RIGHTS = [
+    f"{action}:{kind}:{TENANT}/*/*"
+    for kind, actions in {
+        "stream": ["stream.publish", "stream.subscribe", "stream.manage"],
+        "cache": ["cache.read", "cache.write"],
+    }.items()
+    for action in actions
+]
+
+
+@pytest.fixture(scope="module")
+def full_token(broker):
+    return broker.plane.mint(RIGHTS, ttl=3600)
+
+
+CALLS = {
+    "cache_put": lambda c, s: c.cache_put(*S, "c", "k", b"v"),
+    "cache_put with a ttl": lambda c, s: c.cache_put(*S, "c", "k", b"v", ttl=1.0),
+    "cache_get": lambda c, s: c.cache_get(*S, "c", "k"),
+    "cache_delete": lambda c, s: c.cache_delete(*S, "c", "k"),
+    "counter_add": lambda c, s: c.counter_add(*S, "c", "k", 1),
+    "counter_get": lambda c, s: c.counter_get(*S, "c", "k"),
+    "watch_cache": lambda c, s: c.watch_cache(*S, "c", felix.CacheWatchFilter.key("k")),
+    "watch_cache of a prefix": lambda c, s: c.watch_cache(*S, "c", felix.CacheWatchFilter.prefix(""), retained=True),
+    "group_poll": lambda c, s: c.group_poll(*S, s, 0, "g", wait=0.1),
+    "group_poll of a consumer": lambda c, s: c.group_poll(*S, s, 0, "g", wait=0.1, consumer="me", reclaim=True),
+    "group_ack": lambda c, s: c.group_ack(*S, s, 0, "g", 0),
+    "group_dead_letters": lambda c, s: c.group_dead_letters(*S, s, 0, "g"),
+    "group_discard": lambda c, s: c.group_discard(*S, s, 0, "g", 0),
+    "group_redrive": lambda c, s: c.group_redrive(*S, s, 0, "g", 0),
+    "commit": lambda c, s: c.commit(*S, b"e", [felix.CommitOp.publish(s, b"x"), felix.CommitOp.put(s, "k", b"v")]),
+    "state_get": lambda c, s: c.state_get(*S, s, b"e", "k"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_call_that_is_not_built_is_refused_and_the_client_goes_on(face, broker, full_token, stream, call):
+    client = connect(face, broker, full_token)
+    subscription = client.subscribe(*S, stream)
+    client.publish(*S, stream, b"before")
+    for _ in range(2):
+        with pytest.raises(felix.FelixError) as caught:
+            call(client, stream)
+        assert not isinstance(caught.value, (felix.AuthError, felix.OutcomeUnknownError)), caught.value
+    client.publish(*S, stream, b"after")
+    assert [subscription.next_event(10).payload for _ in range(2)] == [b"before", b"after"]
