@@ -85,7 +85,7 @@ impl Access {
     ) -> Verdict {
         let id = cache_key(tenant, token);
         if let Some(principal) = self.cache.get(&id) {
-            if principal.expires_s + clock.leeway_s > clock.now_s {
+            if principal.expires_s.saturating_add(clock.leeway_s) > clock.now_s {
                 return Verdict::Accepted(Arc::clone(principal));
             }
             self.cache.remove(&id);

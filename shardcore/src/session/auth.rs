@@ -215,7 +215,7 @@ impl Session {
         let leeway = cx.limits.token_leeway.as_secs();
         let mut ended = Vec::new();
         for (at, identity) in self.identities.iter_mut().enumerate() {
-            if !identity.expired && identity.principal.expires_s + leeway <= cx.now_s {
+            if !identity.expired && identity.principal.expires_s.saturating_add(leeway) <= cx.now_s {
                 identity.expired = true;
                 ended.push(at);
             }

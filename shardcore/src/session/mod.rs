@@ -299,8 +299,8 @@ impl Session {
     pub fn next_timeout(&self, limits: &CoreLimits, now_s: u64, now: Tick) -> Option<Tick> {
         let auth = (!self.is_authenticated()).then(|| self.opened + limits.auth_timeout);
         let expiry = self.identities.iter().filter(|i| !i.expired).map(|i| {
-            let left = (i.principal.expires_s + limits.token_leeway.as_secs()).saturating_sub(now_s);
-            now + Duration::from_secs(left)
+            let end_s = i.principal.expires_s.saturating_add(limits.token_leeway.as_secs());
+            now + Duration::from_secs(end_s.saturating_sub(now_s))
         });
         let closing = self.no_identity_since.filter(|_| !self.closing).map(|t| t + NO_IDENTITY_GRACE);
         auth.into_iter().chain(expiry).chain(self.next_check).chain(self.keys_due).chain(closing).min()
