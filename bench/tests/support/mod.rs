@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "each test program uses its own part")]
 
 pub mod good;
+pub mod issuer;
 pub mod plane;
 pub mod raw;
 pub mod world;
