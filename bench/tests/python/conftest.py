@@ -2,11 +2,13 @@
 
 import faulthandler
 import itertools
+import threading
 
 import pytest
 
 from faces import FACES
 from processes import NAMESPACE, TENANT, Broker, ControlPlane
+from waiting import Job
 
 # A test that takes longer than this has hung where nothing can interrupt it; the run ends and shows where.
 _TEST_S = 150
@@ -24,10 +26,11 @@ def _deadline():
 @pytest.fixture(scope="session")
 def make_broker(tmp_path_factory):
     """Starts brokers, each with a control plane of its own; all end with the run. Logs stay in pytest's folder."""
-    started = []
+    started, lock = [], threading.Lock()
 
     def make(**options):
-        folder = tmp_path_factory.mktemp("broker")
+        with lock:
+            folder = tmp_path_factory.mktemp("broker")
         plane = ControlPlane(folder)
         started.append(plane)
         broker = Broker(plane, folder, **options)
@@ -39,9 +42,37 @@ def make_broker(tmp_path_factory):
         process.stop()
 
 
+def background(body):
+    """Makes a test of a body that waits most of its time. The body starts with the run, on a thread of its own, and gets
+    `make_broker`; the test comes last and is what became of the body."""
+
+    def test(_background):
+        _background[body.__name__].result(_TEST_S - 10)
+
+    test.body = body
+    test.__doc__ = body.__doc__
+    return test
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: hasattr(item.function, "body"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _background(request, make_broker):
+    bodies = [item.function.body for item in request.session.items if hasattr(item.function, "body")]
+    return {body.__name__: Job(lambda body=body: body(make_broker)) for body in bodies}
+
+
 @pytest.fixture(scope="session")
 def broker(make_broker):
     """The broker that tests share; they leave it running."""
+    return make_broker()
+
+
+@pytest.fixture(scope="session")
+def quiet_broker(make_broker):
+    """A broker on which only one test at a time has connections, so that its gauges can be read."""
     return make_broker()
 
 

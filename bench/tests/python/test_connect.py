@@ -64,12 +64,6 @@ def test_the_endpoints_are_those_the_client_was_given(face, broker, token):
     assert [address.rsplit(":", 1)[1] for address in client.endpoints()] == [str(broker.port)]
 
 
-@pytest.fixture(scope="module")
-def quiet_broker(make_broker):
-    """A broker on which only one test at a time has connections, so that its gauges can be read."""
-    return make_broker()
-
-
 def test_connecting_costs_one_connection_and_it_goes_with_the_client(quiet_broker):
     broker, token = quiet_broker, quiet_broker.plane.mint(ALL_RIGHTS)
     client = felix.Client(broker.addr, tenant_id=TENANT, token=token, ca_file=broker.ca_file)

@@ -3,7 +3,7 @@
 import felix
 import pytest
 
-from conftest import Scoped, connect
+from conftest import ALL_RIGHTS, Scoped, connect
 from processes import NAMESPACE, OTHER_TENANT, TENANT
 from test_publish import payloads
 from waiting import until
@@ -78,8 +78,6 @@ def small_ring_broker(make_broker):
 @pytest.fixture
 def small_ring(small_ring_broker):
     """A stream that holds 16 records and got 36."""
-    from conftest import ALL_RIGHTS
-
     broker = small_ring_broker
 
     def make(face):
@@ -128,17 +126,19 @@ def test_every_subscriber_gets_every_record(client, stream):
         assert payloads(subscription, 40) == numbers(0, 40)
 
 
-def test_a_closed_subscription_ends_at_the_broker_once_records_flow(client, broker, stream):
-    client.publish(stream, b"0")
-    before = broker.metric("sub_active")
+def test_a_closed_subscription_ends_at_the_broker_once_records_flow(face, quiet_broker):
+    broker = quiet_broker
+    stream = broker.create_stream(f"closed-{face.name}")
+    client = Scoped(connect(face, broker, broker.plane.mint(ALL_RIGHTS)))
+    until("no subscription is left of other tests", lambda: broker.metric("sub_active") == 0)
     subscription = client.subscribe(stream)
-    until("it is counted", lambda: broker.metric("sub_active") == before + 1)
+    until("it is counted", lambda: broker.metric("sub_active") == 1)
     subscription.close()
     assert subscription.closed
 
     def gone():
         client.publish(stream, b"x")
-        return broker.metric("sub_active") == before
+        return broker.metric("sub_active") == 0
 
     until("it is gone", gone)
 
