@@ -134,7 +134,7 @@ impl Command {
 }
 
 /// Runs a command that talks to brokers. Its own thread is not one of the runtime's, so it may block.
-fn on_runtime(command: impl Future<Output = Outcome>) -> Outcome {
+fn on_runtime<T>(command: impl Future<Output = Outcome<T>>) -> Outcome<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -214,6 +214,8 @@ fn nouns_and_verbs_have_the_statuses_that_scripts_expect() {
     assert_eq!(names("tenant", "tenant_id"), ["demo"]);
     assert_eq!(names("shard", "leader"), ["dev-0", "dev-0", "dev-0"]);
     assert_eq!(place.run(&["shard", "info", "orders", "1", "--output", "json"]).json()["shard"], 1);
+    let cores = place.run(&["shard", "ls", "--cores", "--name", "orders", "--output", "json"]).json();
+    assert!(cores.as_array().unwrap().iter().all(|shard| shard["core"] == 0), "{cores}");
     place.run(&["shard", "info", "orders", "7"]).fails(5, "not assigned");
     let node = place.run(&["node", "info", "dev-0", "--output", "json"]).json();
     assert_eq!(node["node"]["status"]["lifecycle"], "live");

@@ -40,7 +40,7 @@ impl DevArgs {
     /// What kept it from starting, from serving on, or from ending in order.
     pub fn run(self, variable: &dyn Fn(&str) -> Option<String>) -> Outcome {
         let plan = Plan::new(self)?;
-        let context = save_place(variable);
+        let context = context_path(DEFAULT_CONTEXT, variable);
         // Servers are tied to the thread that starts them: this one, which ends with the process.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -53,9 +53,8 @@ impl DevArgs {
     }
 }
 
-/// Where the context goes; `None`, with a remark, when there is no place for it.
-fn save_place(variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    let path = context_path(DEFAULT_CONTEXT, variable)?;
+/// Makes the place for the context; `None`, with a remark, when there can be none.
+fn make_place(path: PathBuf) -> Option<PathBuf> {
     match path.parent().map(private_file::make_folder) {
         Some(Err(error)) => {
             remark(&format!("{}: {error}; no context is saved", path.display()));
@@ -70,13 +69,14 @@ async fn serve(plan: Plan, context: Option<PathBuf>) -> Outcome {
     let demo_file = plan.demo.clone();
     let ready_file = plan.ready_file.clone();
     let in_folder = plan.data_dir.join("run/dev.json");
+    let mut cluster = Cluster::prepare(plan)?;
+    let context = context.and_then(make_place);
     let named = ready_file.clone().or_else(|| context.is_none().then(|| in_folder.clone()));
     let needs_flag = if context.is_none() { named.clone() } else { None };
     // The context first: whoever waits for the ready file may use either.
     let told = context.into_iter().chain(named).collect();
-    let mut cluster = Cluster::prepare(plan, told)?;
     tokio::select! {
-        started = cluster.start() => started?,
+        started = cluster.start(told) => started?,
         () = signals.next() => return Err(Failure::other("ended before it was ready")),
     }
     let file = cluster.dev_file()?;

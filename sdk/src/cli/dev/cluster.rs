@@ -83,11 +83,11 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Prepares the folder; nothing runs yet. `told` are the files to tell others through.
+    /// Prepares the folder; nothing runs yet.
     ///
     /// # Errors
     /// `Other`: a folder in use, a port that is taken, a disk that cannot be written.
-    pub fn prepare(plan: Plan, told: Vec<PathBuf>) -> Outcome<Cluster> {
+    pub fn prepare(plan: Plan) -> Outcome<Cluster> {
         let folder = Folder::open(&plan.data_dir)?;
         plan.check_ports()?;
         let certificates = Certificates::prepare(&folder)?;
@@ -121,15 +121,16 @@ impl Cluster {
             broker_restarts: Restarts::default(),
             ctrl_ready: None,
             broker_ready: None,
-            told,
+            told: Vec::new(),
         })
     }
 
-    /// Starts both servers and waits until a stream can be used.
+    /// Starts both servers and waits until a stream can be used. `told` are the files to tell others through.
     ///
     /// # Errors
     /// `Other` with the end of the log of the server that did not start.
-    pub async fn start(&mut self) -> Outcome {
+    pub async fn start(&mut self, told: Vec<PathBuf>) -> Outcome {
+        self.told = told;
         self.start_ctrl().await?;
         let bootstrap = self.bootstrap()?;
         Self::blocking(move || seed::tenant(&bootstrap)).await?;
