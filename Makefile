@@ -23,3 +23,4 @@ test:
 	.ci/tools
 	$(CARGO) build --profile ci --workspace --features $(FEATURES) --bins
 	$(CARGO) nextest run --cargo-profile ci --workspace --features $(FEATURES)
+	.venv/bin/python -m pytest -q -p no:cacheprovider bench/tests/python
