@@ -19,6 +19,12 @@ use crate::snapshot::CoreLimits;
 /// The file in the data folder.
 const KEY_FILE: &str = "quic-keys";
 
+/// Bidirectional streams a stranger may open: what a client that opens its streams before the first answer needs. The
+/// session raises it, because every stream that may be opened costs memory.
+const STREAMS_BEFORE_AUTH: u32 = 64;
+/// Unidirectional streams a client may have open at once; they only carry publishes that nobody answers.
+const UNI_STREAMS: u32 = 64;
+
 /// Stateless reset key and address validation key.
 pub struct TransportKeys {
     reset: [u8; KEY_BYTES],
@@ -75,6 +81,8 @@ impl TransportKeys {
             max_udp_payload: small(settings.max_udp_payload),
             stream_window: u64::from(limits.stream_window),
             conn_window_before_auth: u64::from(limits.conn_window_before_auth),
+            max_bidi_streams: STREAMS_BEFORE_AUTH,
+            max_uni_streams: UNI_STREAMS,
             send_window: settings.conn_send_window.0,
             idle_timeout: Duration::from_millis(settings.max_idle_timeout_ms),
             keep_alive: (!keep_alive.is_zero()).then_some(keep_alive),

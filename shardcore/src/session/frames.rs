@@ -11,7 +11,7 @@ use felix_wire::frame::{DecodeError, Frame};
 use super::acks::{AckForm, Outcome};
 use super::refusal::Refusal;
 use super::stream::Phase;
-use super::{Cx, Session, TRICKLE_CHECK, is_full, write_error};
+use super::{Cx, Session, TRICKLE_CHECK, UNREAD_BYTES_MAX, is_full, write_error};
 use crate::turn::counters::Counter;
 
 impl Session {
@@ -33,6 +33,13 @@ impl Session {
                     stream.held = true;
                     return false;
                 }
+            }
+            if self.unread_bytes >= UNREAD_BYTES_MAX {
+                stream.held = true;
+                if !self.crowded_out.contains(&id) {
+                    self.crowded_out.push(id);
+                }
+                return false;
             }
             if std::mem::replace(&mut stream.held, false) {
                 stream.restart_frame(cx.now);

@@ -47,6 +47,10 @@ const NO_IDENTITY_MAX: Duration = Duration::from_secs(12);
 const KEYS_WAIT: Duration = Duration::from_secs(5);
 /// Subjects one connection may speak for over its life.
 const IDENTITIES_MAX: usize = 1_024;
+/// Answers that a connection may leave unread over all its streams before none of them is read on.
+const UNREAD_BYTES_MAX: usize = 4 << 20;
+/// Streams an authenticated connection may have open (client-protocol 1.1); strangers get fewer, as each costs memory.
+const STREAMS_MAX: u32 = 1_024;
 /// Largest piece taken from QUIC at once.
 const READ_BYTES_MAX: usize = 64 << 10;
 
@@ -131,6 +135,9 @@ pub struct Session {
     partial_owner: Option<StreamId>,
     /// Streams that wait for partial bytes.
     partial_waiting: Vec<StreamId>,
+    /// Unread answers over all streams as of their last flush, and the streams that wait for them to be read.
+    unread_bytes: usize,
+    crowded_out: Vec<StreamId>,
     violations: u32,
     violations_since: Tick,
     next_check: Option<Tick>,
@@ -155,6 +162,8 @@ impl Session {
             partial_bytes: 0,
             partial_owner: None,
             partial_waiting: Vec::new(),
+            unread_bytes: 0,
+            crowded_out: Vec::new(),
             violations: 0,
             violations_since: now,
             next_check: None,
@@ -288,11 +297,14 @@ impl Session {
     pub fn flush(&mut self, id: StreamId, cx: &mut Cx<'_>) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         stream.flush(cx.quic, self.key);
+        let unread = stream.out_bytes();
+        self.unread_bytes = self.unread_bytes + unread - std::mem::replace(&mut stream.unread_counted, unread);
         if stream.is_finished() {
             self.forget(id);
             return false;
         }
-        stream.held && !is_full(stream, cx.limits) && !matches!(stream.phase, Phase::WaitingKeys { .. })
+        let crowded = self.unread_bytes >= UNREAD_BYTES_MAX;
+        stream.held && !crowded && !is_full(stream, cx.limits) && !matches!(stream.phase, Phase::WaitingKeys { .. })
     }
 
     /// When it wants `handle_timeout`.
@@ -337,25 +349,38 @@ impl Session {
     fn forget(&mut self, id: StreamId) {
         if let Some(stream) = self.streams.remove(&id) {
             self.partial_bytes -= stream.reader.buffered_bytes();
+            self.unread_bytes -= stream.unread_counted;
         }
         if self.partial_owner == Some(id) {
             self.partial_owner = None;
         }
     }
 
-    /// Streams that waited for room in reassembly and may try again.
-    pub fn take_partial_waiting(&mut self, limits: &CoreLimits, now: Tick) -> Vec<StreamId> {
-        if self.partial_waiting.is_empty()
-            || (self.partial_owner.is_some() && self.partial_bytes >= limits.partial_frame_bytes_max)
-        {
-            return Vec::new();
+    /// Streams that waited for the others of the connection, for room in reassembly or for answers to be read, and may
+    /// try again.
+    pub fn take_waiting(&mut self, limits: &CoreLimits, now: Tick) -> Vec<StreamId> {
+        let mut ready = Vec::new();
+        if self.partial_owner.is_none() || self.partial_bytes < self.partial_bytes_max(limits) {
+            ready.append(&mut self.partial_waiting);
         }
-        for id in &self.partial_waiting {
+        if self.unread_bytes < UNREAD_BYTES_MAX {
+            ready.append(&mut self.crowded_out);
+        }
+        for id in &ready {
             if let Some(stream) = self.streams.get_mut(id) {
                 stream.restart_frame(now);
             }
         }
-        std::mem::take(&mut self.partial_waiting)
+        ready
+    }
+
+    /// Bound of unfinished frames: strangers get the one frame that they need.
+    fn partial_bytes_max(&self, limits: &CoreLimits) -> usize {
+        if self.is_authenticated() {
+            limits.partial_frame_bytes_max
+        } else {
+            limits.partial_frame_bytes_max.min(limits.preauth_frame_bytes_max as usize)
+        }
     }
 
     fn push_chunk(&mut self, id: StreamId, chunk: bytes::Bytes, now: Tick) {
@@ -378,7 +403,7 @@ impl Session {
 
     /// Whether the stream may add to the connection's unfinished frames.
     fn may_grow(&mut self, id: StreamId, cx: &Cx<'_>) -> bool {
-        if self.partial_bytes < cx.limits.partial_frame_bytes_max || self.partial_owner == Some(id) {
+        if self.partial_bytes < self.partial_bytes_max(cx.limits) || self.partial_owner == Some(id) {
             return true;
         }
         if self.partial_owner.is_none() {

@@ -21,6 +21,9 @@ use crate::snapshot::StreamRoute;
 /// Answers that may wait for the client to read them, per stream.
 pub const OUT_BYTES_MAX: usize = 256 << 10;
 
+/// Room for answers that a stream keeps when it has none: acks fit, large answers go with their buffer.
+const KEPT_BYTES: usize = 4 << 10;
+
 /// How far the stream has come.
 #[derive(Debug)]
 pub enum Phase {
@@ -93,6 +96,8 @@ pub struct Stream {
     /// Since when a frame is incomplete, and what has arrived since.
     pub frame_since: Option<Tick>,
     pub frame_bytes: u64,
+    /// What the session has counted of its unread answers.
+    pub unread_counted: usize,
     sending: Sending,
     out: BytesMut,
     front: Bytes,
@@ -118,6 +123,7 @@ impl Stream {
             held: false,
             frame_since: None,
             frame_bytes: 0,
+            unread_counted: 0,
             sending: if dir == Dir::Bi { Sending::Open } else { Sending::Closed },
             out: BytesMut::new(),
             front: Bytes::new(),
@@ -165,7 +171,7 @@ impl Stream {
     pub fn flush(&mut self, quic: &mut Quic, conn: ConnKey) {
         self.acks.flush(self.dialect, &mut self.out);
         if self.sending == Sending::Closed {
-            self.out.clear();
+            self.out = BytesMut::new();
             return;
         }
         loop {
@@ -173,7 +179,9 @@ impl Stream {
                 if self.out.is_empty() {
                     break;
                 }
-                self.front = self.out.split().freeze();
+                let large = self.out.capacity() > KEPT_BYTES;
+                let taken = if large { std::mem::take(&mut self.out) } else { self.out.split() };
+                self.front = taken.freeze();
             }
             let outcome = quic.write(conn, self.id, &mut self.front);
             if matches!(outcome.state, WriteState::Stopped(_) | WriteState::Gone) {

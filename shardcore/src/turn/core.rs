@@ -395,7 +395,7 @@ impl Core {
     /// Streams of the connection that waited for room in reassembly go on when there is some.
     fn resume_partial(&mut self, now: Tick, conn: ConnKey) {
         let limits = &self.limits;
-        let waiting = self.sessions.get_mut(&conn).map(|s| s.take_partial_waiting(limits, now));
+        let waiting = self.sessions.get_mut(&conn).map(|s| s.take_waiting(limits, now));
         for other in waiting.unwrap_or_default() {
             self.make_ready(conn, other);
         }
