@@ -134,3 +134,36 @@ fn settings_are_printed_with_their_origin_and_bad_ones_refused() {
     let (ok, _, err) = run(&["--data-dri", "d"]);
     assert!(!ok && err.contains("--data-dir"), "{err}");
 }
+
+#[test]
+fn a_failure_is_one_line_with_status_2_for_configuration_and_1_otherwise_also_with_backtraces_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ctrl.toml");
+    std::fs::write(&file, "bindd = 1\n").unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let config = ["--config", file.to_str().unwrap()];
+    let log_level = ["--storage-backend", "memory", "--log-level", "=="];
+    let bind = ["--storage-backend", "memory", "--metrics-bind", "127.0.0.1:0", "--bind", &taken];
+    let bad_value = ["--storage-backend", "memory", "--bind", "127.0.0.1:0", "--metrics-bind", "127.0.0.1:0"];
+    let cases: [(&[&str], i32, &str); 5] = [
+        (&[], 2, "data_dir"),
+        (&config, 2, "did you mean `bind`?"),
+        (&log_level, 2, "log_level"),
+        (&bad_value, 2, "expiry_timeout_ms"),
+        (&bind, 1, &taken),
+    ];
+    for (arguments, status, words) in cases {
+        let mut command = Command::new(BINARY);
+        command.env_clear().env("RUST_BACKTRACE", "1").args(arguments);
+        if arguments == bad_value {
+            command.env("FELIX_NODE_EXPIRY_TIMEOUT_MS", "soon");
+        }
+        let output = command.output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        let own: Vec<&str> = errors.lines().filter(|line| line.starts_with("felix-ctrl: ")).collect();
+        assert_eq!((output.status.code(), own.len()), (Some(status), 1), "{arguments:?}: {errors}");
+        assert!(own[0].contains(words) && !errors.contains("backtrace"), "{errors}");
+        assert_eq!(errors.lines().last(), Some(own[0]), "{errors}");
+    }
+}
