@@ -5,7 +5,7 @@ mod cli;
 
 use std::path::Path;
 
-use cli::{Place, run, run_with_input};
+use cli::{Place, felix, run, run_with_input};
 
 /// An address where nobody listens: bound, and closed again.
 fn closed_url() -> String {
@@ -58,6 +58,21 @@ fn nobody_listening_is_status_3_also_as_json() {
     let error: serde_json::Value = serde_json::from_str(&done.stderr).unwrap();
     assert_eq!(error["error"]["kind"], "unreachable");
     assert_eq!(error["error"]["status"], 3);
+}
+
+#[test]
+fn a_failure_is_one_line_also_with_backtraces_on() {
+    let (nowhere, url) = (Path::new("/nowhere"), closed_url());
+    for (arguments, status) in [
+        (&["--dev", "/nowhere/f.json", "stream", "ls"][..], 2),
+        (&["--controlplane-url", &url, "tenant", "ls"], 3),
+        (&["dev", "--data-dir", "/proc/none", "--port", "0"], 1),
+    ] {
+        let output = felix(nowhere, arguments).env("RUST_BACKTRACE", "1").output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(status), "{errors}");
+        assert!(errors.starts_with("felix: ") && errors.lines().count() == 1, "{errors}");
+    }
 }
 
 #[test]
