@@ -234,8 +234,8 @@ impl SimDisk {
         let idle: Vec<FileId> = self.closing.keys().copied().filter(|file| !self.is_busy(*file)).collect();
         for file in idle {
             if let Some(token) = self.closing.remove(&file) {
-                self.close_now(file);
                 self.answer(token, Ok(Outcome::Done));
+                self.close_now(file);
             }
         }
     }
