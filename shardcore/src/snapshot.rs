@@ -13,6 +13,7 @@ use felix_wire::routing::KeyMapping;
 use jsonwebtoken::DecodingKey;
 
 use crate::hash::HashState;
+use crate::turn::tenants::TenantReport;
 
 /// Tenant, namespace and name of a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -210,6 +211,8 @@ pub struct CoreLimits {
     pub close_wait: Duration,
     /// Token checks: clock leeway.
     pub token_leeway: Duration,
+    /// Tenants with numbers of their own; the others share one row.
+    pub tenant_labels_max: u32,
 }
 
 impl Default for CoreLimits {
@@ -249,6 +252,7 @@ impl Default for CoreLimits {
             drain_timeout: Duration::from_secs(25),
             close_wait: Duration::from_secs(1),
             token_leeway: Duration::from_secs(5),
+            tenant_labels_max: 100,
         }
     }
 }
@@ -271,6 +275,8 @@ pub enum FromCore {
     Ready { core: CoreId, addr: SocketAddr },
     /// A token names a key that the newest `Keys` does not hold. Answered by a newer `Keys`, also when it was not found.
     NeedKeys { tenant: Arc<str>, kid: Arc<str> },
+    /// What was counted for each tenant; at most once per second.
+    Tenants(TenantReport),
     /// All connections are closed.
     Drained { core: CoreId },
 }

@@ -214,9 +214,10 @@ async fn a_replaced_certificate_is_taken_while_running() {
 
 #[test]
 fn a_wrong_configuration_ends_with_status_two_and_names_every_problem() {
-    let output = command(&["--keepalive-ms=9000"]).output().unwrap();
+    let output = command(&["--keepalive-ms=9000"]).env("RUST_BACKTRACE", "1").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.starts_with("felix-broker: ") && !errors.contains("backtrace"), "{errors}");
     for named in ["keepalive_ms", "node_id", "controlplane_url", "node_token_file", "tls_cert"] {
         assert!(errors.contains(named), "{named} in {errors}");
     }

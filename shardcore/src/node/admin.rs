@@ -17,6 +17,7 @@ use super::links::Links;
 use super::ready_file::ReadyFile;
 use super::shutdown::{Shutdown, Step};
 use super::status::{NodeStatus, Readiness};
+use super::tenants::SharedTenants;
 use super::tls::{CertificateFiles, FileWatch};
 use crate::snapshot::FromCore;
 
@@ -64,6 +65,7 @@ pub struct Admin<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> {
     pub agent: Agent,
     pub links: Links,
     pub from_cores: AsyncReceiver<FromCore>,
+    pub tenants: SharedTenants,
     pub certificate: Option<Certificate>,
     pub signals: EndSignals,
     pub shutdown: Shutdown,
@@ -157,6 +159,7 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
                 self.status.core_ready();
             }
             Event::Core(FromCore::NeedKeys { tenant, kid }) => self.agent.request_keys(&tenant, &kid),
+            Event::Core(FromCore::Tenants(report)) => self.tenants.take(report),
             Event::Core(FromCore::Drained { core }) => {
                 tracing::debug!(%core, "core is drained");
                 self.shutdown.core_drained(now);

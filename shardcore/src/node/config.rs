@@ -123,6 +123,7 @@ impl Settings {
             conn_window: count(self.conn_recv_window.0),
             windows_bytes_max: Size(share / 100 * WINDOW_MEMORY_PERCENT).get(),
             shed: self.shed,
+            tenant_labels_max: count(self.tenant_metrics_max),
             drain_timeout: self.drain_timeout(),
             ..CoreLimits::default()
         }

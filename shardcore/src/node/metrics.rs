@@ -15,7 +15,9 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use super::status::{FAILURE_KINDS, NodeStatus, Readiness};
+use super::tenants::SharedTenants;
 use crate::turn::counters::{Counter, Kind};
+use crate::turn::tenants::TenantCount;
 
 /// Media type of the text that `Metrics::text` makes.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -26,11 +28,12 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Over the blocks of all cores, in core order, and the node's status.
-    pub fn new(cores: Vec<CounterReader>, status: Arc<NodeStatus>) -> Metrics {
+    /// Over the blocks of all cores, in core order, the node's status and the tenants' totals.
+    pub fn new(cores: Vec<CounterReader>, status: Arc<NodeStatus>, tenants: SharedTenants) -> Metrics {
         let mut registry = Registry::with_prefix("felix");
         registry.register_collector(Box::new(CoreCollector { cores }));
         registry.register_collector(Box::new(StatusCollector { status }));
+        registry.register_collector(Box::new(TenantCollector { tenants }));
         Metrics { registry }
     }
 
@@ -145,6 +148,46 @@ impl Collector for StatusCollector {
     }
 }
 
+/// One series per tenant; those without a label of their own share one.
+#[derive(Debug)]
+struct TenantCollector {
+    tenants: SharedTenants,
+}
+
+const TENANT_FAMILIES: [(&str, &str, TenantCount); 5] = [
+    ("tenant_published_messages", "Records appended.", TenantCount::PublishedRecords),
+    ("tenant_published_bytes", "Payload bytes of the records appended.", TenantCount::PublishedBytes),
+    ("tenant_delivered_messages", "Records written to event streams.", TenantCount::DeliveredRecords),
+    ("tenant_delivered_bytes", "Payload bytes of those records.", TenantCount::DeliveredBytes),
+    ("tenant_publish_refused", "Publishes refused with nothing written.", TenantCount::Refused),
+];
+
+/// What a publish to a full shard came to, by the label `action`.
+const QUEUE_FULL: [(&str, TenantCount); 2] = [("shed", TenantCount::Shed), ("expired", TenantCount::Expired)];
+
+impl Collector for TenantCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let (totals, overflowed) = self.tenants.totals();
+        for (name, help, count) in TENANT_FAMILIES {
+            let series = totals.iter().map(|t| (&t.tenant, ConstCounter::new(t.counts[count as usize])));
+            family(&mut encoder, name, help, "tenant", series)?;
+        }
+        let help = "Publishes of a full shard dropped at once (with shed on) or given up after their wait.";
+        let zero = ConstCounter::new(0u64);
+        let kind = zero.metric_type();
+        let mut full = encoder.encode_descriptor("tenant_publish_queue_full", help, None, kind)?;
+        for total in &totals {
+            for (action, count) in QUEUE_FULL {
+                let labels = [("tenant", &*total.tenant), ("action", action)];
+                let value = ConstCounter::new(total.counts[count as usize]);
+                value.encode(full.encode_family(&labels)?)?;
+            }
+        }
+        let help = "Times a tenant was counted under `_overflow` for want of a label.";
+        single(&mut encoder, "tenant_metrics_overflow", help, &ConstCounter::new(overflowed))
+    }
+}
+
 fn single(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
@@ -178,8 +221,10 @@ fn signed(value: u64) -> i64 {
 #[cfg(test)]
 mod tests {
     use felix_runtime::counters::counters;
+    use felix_wire::id::CoreId;
 
     use super::*;
+    use crate::turn::tenants::{TENANT_COUNTS, TenantReport, TenantRow};
 
     #[test]
     fn every_counter_of_every_core_is_exported_under_its_name() {
@@ -191,7 +236,8 @@ mod tests {
         status.credential_ends_at.store(100, Relaxed);
         status.unix_s.store(105, Relaxed);
         NodeStatus::count_failure(&status.heartbeat_failures, "unreachable");
-        let text = Metrics::new(vec![first_read, second_read], status).text().unwrap();
+        let tenants = SharedTenants::new(2, 1);
+        let text = Metrics::new(vec![first_read, second_read], status, tenants).text().unwrap();
         assert!(text.contains("felix_publish_requests_total{core=\"0\"} 7\n"), "{text}");
         assert!(text.contains("felix_publish_requests_total{core=\"1\"} 0\n"), "{text}");
         assert!(text.contains("felix_broker_heartbeats_total 3\n"), "{text}");
@@ -201,5 +247,33 @@ mod tests {
         for counter in Counter::ALL {
             assert!(text.contains(&format!("# TYPE felix_{} ", counter.name())), "{}", counter.name());
         }
+    }
+
+    #[test]
+    fn every_tenant_number_is_exported_and_the_rest_share_a_label() {
+        let row = |tenant: &str, counts| TenantRow { tenant: tenant.into(), counts };
+        let tenants = SharedTenants::new(1, 1);
+        let rows = [
+            row("_overflow", [0; TENANT_COUNTS]),
+            row("acme", [1, 2, 3, 4, 5, 6, 7]),
+            row("late", [10, 20, 30, 40, 50, 60, 70]),
+        ];
+        tenants.take(TenantReport { core: CoreId(0), rows: rows.into(), overflowed: 4 });
+        let text = Metrics::new(Vec::new(), Arc::new(NodeStatus::new(1)), tenants).text().unwrap();
+        for line in [
+            "felix_tenant_published_messages_total{tenant=\"acme\"} 1\n",
+            "felix_tenant_published_bytes_total{tenant=\"acme\"} 2\n",
+            "felix_tenant_delivered_messages_total{tenant=\"acme\"} 3\n",
+            "felix_tenant_delivered_bytes_total{tenant=\"acme\"} 4\n",
+            "felix_tenant_publish_refused_total{tenant=\"acme\"} 5\n",
+            "felix_tenant_publish_queue_full_total{tenant=\"acme\",action=\"shed\"} 6\n",
+            "felix_tenant_publish_queue_full_total{tenant=\"acme\",action=\"expired\"} 7\n",
+            "felix_tenant_published_messages_total{tenant=\"_overflow\"} 10\n",
+            "felix_tenant_publish_queue_full_total{tenant=\"_overflow\",action=\"shed\"} 60\n",
+            "felix_tenant_metrics_overflow_total 5\n",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+        assert!(!text.contains("late"));
     }
 }

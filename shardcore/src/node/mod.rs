@@ -18,6 +18,7 @@ mod ready_file;
 mod shutdown;
 mod start;
 mod status;
+mod tenants;
 mod tls;
 mod transport;
 
@@ -42,6 +43,7 @@ use self::ready_file::{Ready, ReadyFile};
 use self::shutdown::Shutdown;
 use self::start::{Cores, Machine, StartedCores};
 use self::status::NodeStatus;
+use self::tenants::SharedTenants;
 use self::tls::{CertificateFiles, FileWatch, TlsError};
 use self::transport::TransportKeys;
 use crate::turn::CoreStart;
@@ -139,10 +141,11 @@ async fn serve(settings: &Settings) -> Result<(), NodeError> {
     tracing::info!(%broker_addr, metrics = %metrics_addr, cores, node = node_id, "starting");
     let started = Cores { settings, machine: &machine, keys: &keys, tls, clock }.start(group)?;
     let StartedCores { links, from_cores, counters, joins } = started;
+    let tenants = SharedTenants::new(cores, u32::try_from(settings.tenant_metrics_max).unwrap_or(u32::MAX));
     let (end_http, http_ended) = oneshot::channel();
     let http = tokio::spawn(http::serve(
         listener,
-        Metrics::new(counters, Arc::clone(&status)),
+        Metrics::new(counters, Arc::clone(&status), tenants.clone()),
         Arc::clone(&status),
         http_ended,
     ));
@@ -161,6 +164,7 @@ async fn serve(settings: &Settings) -> Result<(), NodeError> {
         agent,
         links,
         from_cores,
+        tenants,
         certificate,
         signals,
         shutdown: Shutdown::new(cores, predrain, settings.drain_timeout()),

@@ -14,6 +14,7 @@ use super::stream::{ClientWords, Phase};
 use super::{Cx, IDENTITIES_MAX, Identity, KEYS_WAIT, STREAMS_MAX, Session, write_error};
 use crate::access::{Principal, TokenClock, Verdict};
 use crate::turn::counters::Counter;
+use crate::turn::tenants::Tenants;
 use std::sync::Arc;
 
 /// Flag bits this broker reads or writes. Not PUBLISH_IDEMPOTENT, which is not served yet.
@@ -138,7 +139,7 @@ impl Session {
                 cx.quic.set_receive_window(self.key, window as u64);
             }
         }
-        let Some(identity) = self.identity_of(principal) else {
+        let Some(identity) = self.identity_of(principal, cx.tenants) else {
             return self.refuse_auth(id, &Refusal::limit("too many identities"), "too many identities", cx);
         };
         self.no_identity_since = None;
@@ -193,14 +194,15 @@ impl Session {
     }
 
     /// Nothing when the connection speaks for too many already.
-    fn identity_of(&mut self, principal: Arc<Principal>) -> Option<usize> {
+    fn identity_of(&mut self, principal: Arc<Principal>, tenants: &mut Tenants) -> Option<usize> {
         let same =
             |i: &Identity| i.principal.tenant == principal.tenant && i.principal.subject == principal.subject;
         let Some(at) = self.identities.iter().position(same) else {
             if self.identities.len() >= IDENTITIES_MAX {
                 return None;
             }
-            self.identities.push(Identity { principal, expired: false });
+            let tenant = tenants.slot(&principal.tenant);
+            self.identities.push(Identity { principal, tenant, expired: false });
             return Some(self.identities.len() - 1);
         };
         let held = &mut self.identities[at];

@@ -27,6 +27,7 @@ use crate::route::Place;
 use crate::shard::mail::Start;
 use crate::snapshot::{CoreLimits, Keys, Routes, StreamRoute};
 use crate::turn::counters::{CoreCounters, Counter};
+use crate::turn::tenants::{TenantSlot, Tenants};
 use acks::{AckSlot, Outcome};
 use refusal::Refusal;
 use stream::{OUT_BYTES_MAX, Phase, Stream};
@@ -73,6 +74,7 @@ pub struct Cx<'a> {
     pub keys: &'a Keys,
     pub routes: &'a Routes,
     pub counters: &'a CoreCounters,
+    pub tenants: &'a mut Tenants,
     /// Receive windows granted to authenticated connections of the core.
     pub windows_bytes: &'a mut usize,
     pub scratch: &'a mut String,
@@ -83,7 +85,13 @@ pub struct Cx<'a> {
 #[derive(Debug)]
 pub enum Action {
     /// Settled with `Session::settle`.
-    Publish { stream: StreamId, place: Granted<Place>, records: Records, ack: Option<AckSlot> },
+    Publish {
+        stream: StreamId,
+        tenant: TenantSlot,
+        place: Granted<Place>,
+        records: Records,
+        ack: Option<AckSlot>,
+    },
     /// Answered with `Session::answer`; counted in `Stream::awaiting` until then.
     Subscribe(Box<SubscribeAction>),
     /// A newer key set is needed; `Session::keys_changed` follows.
@@ -112,6 +120,8 @@ pub struct SubscribeAction {
 struct Identity {
     /// The newest token's.
     principal: Arc<Principal>,
+    /// Where its tenant is counted.
+    tenant: TenantSlot,
     expired: bool,
 }
 
@@ -197,6 +207,11 @@ impl Session {
             Phase::Open { identity } => self.identities.get(identity).map(|i| &i.principal.tenant),
             _ => None,
         }
+    }
+
+    /// Where the identity's tenant is counted.
+    pub fn tenant_slot(&self, identity: usize) -> TenantSlot {
+        self.identities.get(identity).map_or(TenantSlot::SHARED, |i| i.tenant)
     }
 
     /// Whether the identity's tokens have all run out.
@@ -298,13 +313,17 @@ impl Session {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         stream.flush(cx.quic, self.key);
         let unread = stream.out_bytes();
-        self.unread_bytes = self.unread_bytes + unread - std::mem::replace(&mut stream.unread_counted, unread);
+        self.unread_bytes =
+            self.unread_bytes + unread - std::mem::replace(&mut stream.unread_counted, unread);
         if stream.is_finished() {
             self.forget(id);
             return false;
         }
         let crowded = self.unread_bytes >= UNREAD_BYTES_MAX;
-        stream.held && !crowded && !is_full(stream, cx.limits) && !matches!(stream.phase, Phase::WaitingKeys { .. })
+        stream.held
+            && !crowded
+            && !is_full(stream, cx.limits)
+            && !matches!(stream.phase, Phase::WaitingKeys { .. })
     }
 
     /// When it wants `handle_timeout`.

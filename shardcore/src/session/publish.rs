@@ -18,6 +18,7 @@ use super::stream::{Declared, Memo};
 use super::{Action, Cx, GrantedRoute, Session, write_error};
 use crate::route::{Placing, place};
 use crate::turn::counters::Counter;
+use crate::turn::tenants::TenantCount;
 
 /// A publish in either encoding.
 pub(super) struct Incoming<'a> {
@@ -76,6 +77,7 @@ impl Session {
         cx.counters.add(Counter::PublishRecords, u64::from(incoming.records.count()));
         cx.counters.add(Counter::PublishBytes, incoming.records.payload_bytes() as u64);
         let decided = self.decide(id, identity, &incoming, cx);
+        let tenant = self.tenant_slot(identity);
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let ack = incoming.ack.filter(|_| id.dir() == Dir::Bi);
         let slot = ack.map(|(request_id, form)| stream.acks.open(request_id, form));
@@ -83,10 +85,12 @@ impl Session {
             Ok(place) => {
                 stream.unsettled += 1;
                 stream.unsettled_bytes += incoming.records.encoded_len();
-                cx.actions.push(Action::Publish { stream: id, place, records: incoming.records, ack: slot });
+                let records = incoming.records;
+                cx.actions.push(Action::Publish { stream: id, tenant, place, records, ack: slot });
             }
             Err(refusal) => {
                 cx.counters.add(Counter::PublishesRefused, 1);
+                cx.tenants.add(tenant, TenantCount::Refused, 1);
                 match slot {
                     Some(slot) => stream.acks.settle(slot, Outcome::Refused(Box::new(refusal))),
                     None => cx.counters.add(Counter::PublishesDropped, 1),

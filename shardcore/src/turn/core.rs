@@ -19,9 +19,10 @@ use slab::Slab;
 
 use super::counters::{CoreCounters, Counter};
 use super::lane::Lane;
-use super::publishing::Job;
+use super::publishing::{Job, Origin};
 use super::ready::Ready;
 use super::subscribing::Sub;
+use super::tenants::Tenants;
 use crate::access::Access;
 use crate::hash::HashState;
 use crate::projection::stream::feed::Feed;
@@ -83,6 +84,7 @@ pub struct Core {
     pub(super) boot: u64,
     pub(super) limits: Arc<CoreLimits>,
     pub(super) counters: CoreCounters,
+    pub(super) tenants: Tenants,
     pub(super) quic: Quic,
     access: Access,
     keys: Arc<Keys>,
@@ -144,6 +146,7 @@ impl Core {
             credits: std::iter::repeat_with(credit).take(usize::from(cores)).collect(),
             credit_queues: std::iter::repeat_with(VecDeque::new).take(usize::from(cores)).collect(),
             outbox: std::iter::repeat_with(VecDeque::new).take(usize::from(cores)).collect(),
+            tenants: Tenants::new(limits.tenant_labels_max),
             limits,
             counters,
             quic,
@@ -283,7 +286,7 @@ impl Core {
 
     /// What the admin thread is to be told.
     pub fn poll_admin(&mut self) -> Option<FromCore> {
-        self.admin_out.pop()
+        self.admin_out.pop().or_else(|| self.tenants.poll_report(self.id).map(FromCore::Tenants))
     }
 
     /// When `turn` must run next if nothing arrives.
@@ -291,7 +294,7 @@ impl Core {
         // Gauges that are not up to date count as work: nothing else may ever come to a core without connections.
         let told = self.gauges().into_iter().all(|(gauge, now)| self.counters.get(gauge) == now);
         let quiet = self.sessions.is_empty() && self.jobs.is_empty() && self.starved.is_empty();
-        let idle = quiet && told && self.drain == Drain::No;
+        let idle = quiet && told && !self.tenants.is_untold() && self.drain == Drain::No;
         let sweep = self.next_sweep.filter(|_| !idle);
         self.quic.next_timeout().into_iter().chain(sweep).min()
     }
@@ -321,6 +324,7 @@ impl Core {
             keys: &self.keys,
             routes: &self.routes,
             counters: &self.counters,
+            tenants: &mut self.tenants,
             windows_bytes: &mut self.windows_bytes,
             scratch: &mut self.scratch,
             actions: &mut self.actions,
@@ -406,8 +410,8 @@ impl Core {
         let mut actions = std::mem::take(&mut self.actions);
         for action in actions.drain(..) {
             match action {
-                Action::Publish { stream, place, records, ack } => {
-                    self.publish(now, (conn, stream), &place, records, ack);
+                Action::Publish { stream, tenant, place, records, ack } => {
+                    self.publish(now, Origin { conn, stream, tenant }, &place, records, ack);
                 }
                 Action::Subscribe(ask) => self.subscribe(now, conn, *ask),
                 Action::NeedKeys { tenant, kid } => self.admin_out.push(FromCore::NeedKeys { tenant, kid }),
@@ -508,6 +512,7 @@ impl Core {
         for (gauge, now) in self.gauges() {
             self.counters.set(gauge, now);
         }
+        self.tenants.handle_timeout(now);
         self.counters.set(Counter::MailDepth, self.outbox.iter().map(VecDeque::len).sum::<usize>() as u64);
     }
 

@@ -7,6 +7,7 @@ mod publishing;
 mod ready;
 mod run;
 mod subscribing;
+pub mod tenants;
 #[cfg(test)]
 mod tests;
 

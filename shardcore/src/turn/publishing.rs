@@ -10,6 +10,7 @@ use felix_wire::id::CoreId;
 use super::core::Core;
 use super::counters::Counter;
 use super::lane::Lane;
+use super::tenants::{TenantCount, TenantSlot};
 use crate::access::Granted;
 use crate::route::Place;
 use crate::session::acks::{AckSlot, Outcome};
@@ -29,13 +30,22 @@ enum Sent {
     NoCredit,
 }
 
+/// Where a publish came from.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin {
+    pub conn: ConnKey,
+    pub stream: StreamId,
+    pub tenant: TenantSlot,
+}
+
 /// A publish that is not settled.
 #[derive(Debug)]
 pub struct Job {
-    conn: ConnKey,
-    stream: StreamId,
+    origin: Origin,
     ack: Option<AckSlot>,
     bytes: usize,
+    /// Its records, and the bytes of their payloads.
+    payload: (u32, usize),
     /// When an acked one, or one whose connection is gone, is given up while it waits.
     deadline: Tick,
     /// The other core whose credit it holds.
@@ -47,7 +57,7 @@ impl Core {
     pub(super) fn publish(
         &mut self,
         now: Tick,
-        (conn, stream): (ConnKey, StreamId),
+        origin: Origin,
         place: &Granted<Place>,
         records: Records,
         ack: Option<AckSlot>,
@@ -55,12 +65,14 @@ impl Core {
         let place = *place.get();
         let bytes = records.encoded_len();
         let deadline = now + self.limits.publish_queue_wait;
-        let job = Job { conn, stream, ack, bytes, deadline, credit_of: None };
+        let payload = (records.count(), records.payload_bytes());
+        let job = Job { origin, ack, bytes, payload, deadline, credit_of: None };
         let token = JobToken(self.jobs.insert(job) as u64);
         let lane = self.lanes.entry(place.shard).or_insert_with(|| Lane::new(place.core, place.generation));
         lane.reroute(place.core, place.generation);
         if self.limits.shed && ack.is_none() && !lane.is_open() {
             self.counters.add(Counter::PublishesShed, 1);
+            self.tenants.add(origin.tenant, TenantCount::Shed, 1);
             return self.settle(token, None);
         }
         lane.submit(mail::Job { token, records });
@@ -274,17 +286,24 @@ impl Core {
         let sessions = &self.sessions;
         let expired = lane.expire(|token| {
             let Some(job) = jobs.get(token.0 as usize) else { return true };
-            job.deadline <= now && (job.ack.is_some() || !sessions.contains_key(&job.conn))
+            job.deadline <= now && (job.ack.is_some() || !sessions.contains_key(&job.origin.conn))
         });
         let wait_ms = u64::try_from(self.limits.publish_queue_wait.as_millis()).unwrap_or(u64::MAX);
         for job in expired {
             self.counters.add(Counter::PublishesExpired, 1);
+            if let Some(held) = self.jobs.get(job.token.0 as usize) {
+                self.tenants.add(held.origin.tenant, TenantCount::Expired, 1);
+            }
             self.refuse_job(job.token, Refusal::overloaded(wait_ms / 4));
         }
     }
 
     fn refuse_job(&mut self, token: JobToken, refusal: Refusal) {
-        let acked = self.jobs.get(token.0 as usize).is_some_and(|j| j.ack.is_some());
+        let job = self.jobs.get(token.0 as usize);
+        let acked = job.is_some_and(|j| j.ack.is_some());
+        if let Some(job) = job {
+            self.tenants.add(job.origin.tenant, TenantCount::Refused, 1);
+        }
         self.counters.add(if acked { Counter::PublishesRefused } else { Counter::PublishesDropped }, 1);
         self.settle(token, Some(Outcome::Refused(Box::new(refusal))));
     }
@@ -293,12 +312,17 @@ impl Core {
     fn settle(&mut self, token: JobToken, outcome: Option<Outcome>) {
         self.return_credit(token);
         let Some(job) = self.jobs.try_remove(token.0 as usize) else { return };
-        let Some(session) = self.sessions.get_mut(&job.conn) else { return };
+        let Origin { conn, stream, tenant } = job.origin;
+        if matches!(outcome, Some(Outcome::Written(_))) {
+            self.tenants.add(tenant, TenantCount::PublishedRecords, u64::from(job.payload.0));
+            self.tenants.add(tenant, TenantCount::PublishedBytes, job.payload.1 as u64);
+        }
+        let Some(session) = self.sessions.get_mut(&conn) else { return };
         let ack = job.ack.zip(outcome);
         let answers = ack.is_some();
-        let held = session.settle(job.stream, job.bytes, ack);
-        if (answers || held) && self.touched.last() != Some(&(job.conn, job.stream)) {
-            self.touched.push((job.conn, job.stream));
+        let held = session.settle(stream, job.bytes, ack);
+        if (answers || held) && self.touched.last() != Some(&(conn, stream)) {
+            self.touched.push((conn, stream));
         }
     }
 

@@ -12,6 +12,7 @@ use felix_wire::id::{CoreId, Generation, Offset, SubscriptionId};
 
 use super::core::Core;
 use super::counters::Counter;
+use super::tenants::{TenantCount, TenantSlot};
 use crate::projection::stream::feed::{Feed, PULL_BYTES};
 use crate::projection::stream::frame::FrameLimits;
 use crate::projection::stream::subscription::{QueueLimits, Subscription};
@@ -33,6 +34,7 @@ pub struct Sub {
     shard: ShardId,
     generation: Generation,
     identity: usize,
+    tenant: TenantSlot,
     offsets: bool,
     reads_moved: bool,
     reads_deleted: bool,
@@ -54,11 +56,9 @@ impl Core {
     pub(super) fn subscribe(&mut self, now: Tick, conn: ConnKey, ask: SubscribeAction) {
         let place = *ask.place.get();
         let limits = &self.limits;
+        let Some(session) = self.sessions.get_mut(&conn) else { return };
         let over = self.subs.len() >= limits.subscriptions_max as usize
-            || self
-                .sessions
-                .get(&conn)
-                .is_none_or(|s| s.subscriptions >= limits.subscriptions_per_connection);
+            || session.subscriptions >= limits.subscriptions_per_connection;
         if over {
             let refusal = Refusal::limit("too many subscriptions");
             self.with_session(now, conn, |s, cx| s.answer_refusal(ask.stream, &refusal, cx));
@@ -78,6 +78,7 @@ impl Core {
             shard: place.shard,
             generation: place.generation,
             identity: ask.identity,
+            tenant: session.tenant_slot(ask.identity),
             offsets: ask.offsets,
             reads_moved: ask.reads_moved,
             reads_deleted: ask.reads_deleted,
@@ -86,9 +87,7 @@ impl Core {
             answer_on: ask.stream,
             live: None,
         });
-        if let Some(session) = self.sessions.get_mut(&conn) {
-            session.subscriptions += 1;
-        }
+        session.subscriptions += 1;
         self.end_older_feed(now, &place);
         let feed = self.feeds.entry(place.shard).or_insert_with(|| Feed::new(place.core, place.generation));
         feed.subscribers.push(token);
@@ -218,6 +217,7 @@ impl Core {
     }
 
     fn remove_sub(&mut self, token: SubToken) -> Option<Sub> {
+        self.count_delivered(token);
         self.sub_mut(token)?;
         let sub = self.subs.remove((token.0 & 0xf_ffff) as usize);
         self.counters.add(Counter::SubscriberDisconnects, 1);
@@ -349,7 +349,17 @@ impl Core {
             }
         }
         self.counters.add(Counter::EventBytes, written as u64);
+        self.count_delivered(token);
         self.after_pump(now, token);
+    }
+
+    /// Counts for the subscriber's tenant what its stream was given.
+    fn count_delivered(&mut self, token: SubToken) {
+        let Some(sub) = self.sub_mut(token) else { return };
+        let tenant = sub.tenant;
+        let Some((records, bytes)) = sub.live.as_mut().map(|l| l.cursor.take_delivered()) else { return };
+        self.tenants.add(tenant, TenantCount::DeliveredRecords, records);
+        self.tenants.add(tenant, TenantCount::DeliveredBytes, bytes);
     }
 
     fn after_pump(&mut self, now: Tick, token: SubToken) {

@@ -14,6 +14,8 @@ use felix_wire::routing::KeyMapping;
 
 use super::core::{Core, CoreParts};
 use super::counters::{CoreCounters, Counter};
+use super::publishing::Origin;
+use super::tenants::TenantCount;
 use crate::access::{Granted, Principal};
 use crate::route::Place;
 use crate::shard::mail::{ShardInput, Start, SubToken, ToShard};
@@ -111,7 +113,15 @@ impl Node {
         let place = Place { shard: shard(stream), core: CoreId(owner), generation: Generation(1) };
         let id = StreamId::new(Side::Client, Dir::Bi, 0);
         let records = Records::from_payloads([vec![0; bytes]]);
-        self.cores[core].publish(self.now, (self.conn, id), &granted(place), records, None);
+        let tenant = self.cores[core].tenants.slot(&"t".into());
+        let origin = Origin { conn: self.conn, stream: id, tenant };
+        self.cores[core].publish(self.now, origin, &granted(place), records, None);
+    }
+
+    /// What the core counted for the tenant of the publishes.
+    fn tenant_count(&mut self, core: usize, count: TenantCount) -> u64 {
+        self.cores[core].tenants.slot(&"t".into());
+        self.cores[core].tenants.rows()[1].counts[count as usize]
     }
 
     /// A reader on `core` that never asks for anything pins the shard.
@@ -319,6 +329,8 @@ fn shedding_drops_what_is_behind_a_stalled_publish_and_only_when_it_is_on() {
         node.settle();
         let lost = node.cores[0].counters.get(Counter::PublishesShed);
         assert_eq!(lost > 0, shed);
+        assert_eq!(node.tenant_count(0, TenantCount::Shed), lost);
+        assert_eq!(node.tenant_count(0, TenantCount::PublishedRecords), node.end(0, 1));
         assert_eq!(node.end(0, 1) + lost + node.cores[0].jobs.len() as u64, 50);
     }
 }

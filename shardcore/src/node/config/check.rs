@@ -17,6 +17,8 @@ const DATAGRAM_BYTES: std::ops::RangeInclusive<u64> = 1_200..=65_507;
 const ANNOUNCED_PAYLOAD_MIN: u64 = 4_096;
 /// A shorter interval would only load the control plane.
 const SYNC_INTERVAL_MS_MIN: u64 = 50;
+/// Every label costs each core a row that is copied once a second.
+const TENANT_METRICS_MAX: u64 = 10_000;
 /// Longest time any setting may name, in milliseconds: one day.
 const TIME_MS_MAX: u64 = 86_400_000;
 
@@ -172,6 +174,10 @@ impl Settings {
                 format!("{name} is {value}; it can be {least} to {TIME_MS_MAX}"),
             );
         }
+        refuse(
+            self.tenant_metrics_max > TENANT_METRICS_MAX,
+            format!("tenant_metrics_max is {}; {TENANT_METRICS_MAX} is the most", self.tenant_metrics_max),
+        );
         refuse(self.spin_us > 1_000_000, format!("spin_us is {}; a second is the most", self.spin_us));
     }
 

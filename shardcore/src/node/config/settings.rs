@@ -152,6 +152,9 @@ settings! {
     /// Records an in-memory shard keeps for replay.
     replay_ring_max_records: u64 = 1_024, "FELIX_REPLAY_RING_MAX_RECORDS";
 
+    /// Tenants with metrics of their own; the others share the label `_overflow`.
+    tenant_metrics_max: u64 = 100, "FELIX_TENANT_METRICS_MAX";
+
     /// Send buffer of each client socket, as far as the system grants it.
     udp_send_buffer: Size = Size(8 * MIB), "FELIX_UDP_SEND_BUFFER";
     /// Receive buffer of each client socket, as far as the system grants it.

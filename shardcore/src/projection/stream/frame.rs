@@ -46,6 +46,11 @@ impl Frame {
         self.run.encoded_len() + 64
     }
 
+    /// Bytes of the records alone.
+    pub fn payload_bytes(&self) -> usize {
+        self.run.payload_bytes()
+    }
+
     /// The record run as it was published.
     pub fn body(&self) -> Bytes {
         self.run.bytes().clone()

@@ -52,6 +52,8 @@ pub struct Subscription {
     ending: Option<Bytes>,
     ended: bool,
     dropped: u64,
+    /// Records and payload bytes staged since they were last taken.
+    delivered: (u64, u64),
 }
 
 impl Subscription {
@@ -80,12 +82,18 @@ impl Subscription {
             ending: None,
             ended: false,
             dropped: 0,
+            delivered: (0, 0),
         }
     }
 
     /// Records it will never get, so far.
     pub fn dropped(&self) -> u64 {
         self.dropped
+    }
+
+    /// Records that went to the stream and their payload bytes, since the last call.
+    pub fn take_delivered(&mut self) -> (u64, u64) {
+        std::mem::take(&mut self.delivered)
     }
 
     /// The first offset that has not gone to the stream.
@@ -201,6 +209,8 @@ impl Subscription {
         if let Some(frame) = self.queue.pop_front() {
             self.queue_bytes -= frame.cost();
             self.undelivered = frame.end();
+            self.delivered.0 += u64::from(frame.count);
+            self.delivered.1 += frame.payload_bytes() as u64;
             self.staged.push_back(frame.head(self.offsets));
             self.staged.push_back(frame.body());
         } else if let Some(last) = self.ending.as_mut().filter(|_| !self.ended) {
