@@ -12,4 +12,5 @@ pub mod id;
 pub mod limits;
 pub mod names;
 pub mod record;
+pub mod script;
 pub mod segment;

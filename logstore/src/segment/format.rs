@@ -99,7 +99,7 @@ impl SegmentHead {
             .u64(before.byte)
             .u64(before.newest_ms)
             .u32(before.checksum)
-            .zeros(28)
+            .zeros(36)
             .zeros(RESERVED_BYTES);
         debug_assert_eq!(out.len(), SEGMENT_HEAD_BYTES);
         let crc = extend(self.epoch.seed(), &out);
