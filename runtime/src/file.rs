@@ -8,14 +8,19 @@
 //! Not here: what is in a file, when to sync it, what a failure means for what was promised to a client.
 
 mod buffer;
+mod carry;
 mod error;
+mod files;
 mod op;
 mod path;
+mod volume;
 
 pub use buffer::{AlignedBuf, BLOCK_BYTES, BufPool, PoolEmpty, ReadBuf, ReadRoom, SharedBuf};
 pub use error::DiskError;
+pub use files::{Files, FilesSettings};
 pub use op::{Done, Entry, EntryKind, FileId, LockKind, Op, OpenFlags, OpenMode, Outcome, Space, Token};
 pub use path::{BadPath, DiskPath, VolumeId};
+pub use volume::VolumeError;
 
 /// Takes operations and answers them later.
 ///

@@ -96,7 +96,7 @@ pub enum Op {
     Rename { from: DiskPath, to: DiskPath },
     /// Removes a name; the bytes stay while the file is open. Answers `Done`.
     Unlink { path: DiskPath },
-    /// Answers `Listed`.
+    /// Answers `Listed`; hidden names (with a dot first) are left out.
     List { dir: DiskPath },
     /// Answers `Space`.
     Space { volume: VolumeId },
