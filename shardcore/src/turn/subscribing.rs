@@ -219,14 +219,14 @@ impl Core {
     fn remove_sub(&mut self, token: SubToken) -> Option<Sub> {
         self.count_delivered(token);
         self.sub_mut(token)?;
-        let sub = self.subs.remove((token.0 & 0xf_ffff) as usize);
+        let mut sub = self.subs.remove((token.0 & 0xf_ffff) as usize);
         self.counters.add(Counter::SubscriberDisconnects, 1);
         if let Some(session) = self.sessions.get_mut(&sub.conn) {
             session.subscriptions = session.subscriptions.saturating_sub(1);
         }
-        if let Some(live) = &sub.live {
+        if let Some(live) = &mut sub.live {
             self.event_streams.remove(&(sub.conn, live.stream));
-            self.counters.add(Counter::SubscribeDropped, live.cursor.dropped());
+            self.counters.add(Counter::SubscribeDropped, live.cursor.take_dropped());
         }
         Some(sub)
     }

@@ -52,6 +52,8 @@ pub struct Subscription {
     ending: Option<Bytes>,
     ended: bool,
     dropped: u64,
+    /// What `take_dropped` has told of them.
+    dropped_told: u64,
     /// Records and payload bytes staged since they were last taken.
     delivered: (u64, u64),
 }
@@ -82,6 +84,7 @@ impl Subscription {
             ending: None,
             ended: false,
             dropped: 0,
+            dropped_told: 0,
             delivered: (0, 0),
         }
     }
@@ -94,6 +97,11 @@ impl Subscription {
     /// Records that went to the stream and their payload bytes, since the last call.
     pub fn take_delivered(&mut self) -> (u64, u64) {
         std::mem::take(&mut self.delivered)
+    }
+
+    /// Of those, the ones since the last call.
+    pub fn take_dropped(&mut self) -> u64 {
+        self.dropped - std::mem::replace(&mut self.dropped_told, self.dropped)
     }
 
     /// The first offset that has not gone to the stream.
