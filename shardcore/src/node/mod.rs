@@ -134,8 +134,9 @@ async fn serve(settings: &Settings) -> Result<(), NodeError> {
         .map_err(NodeError::io(format!("metrics_bind {}", settings.metrics_bind)))?;
     let metrics_addr = listener.local_addr().map_err(NodeError::io("metrics_bind"))?;
     let broker_addr = group.local_addr;
-    let keys = TransportKeys::load(settings.data_dir.as_deref().map(Path::new))
-        .map_err(NodeError::io("data_dir: transport keys"))?;
+    let data_dir = settings.data_dir.as_deref();
+    let keys = TransportKeys::load(data_dir.map(Path::new))
+        .map_err(NodeError::io(format!("data_dir {}: transport keys", data_dir.unwrap_or_default())))?;
     let status = Arc::new(NodeStatus::new(cores));
     let registration = identity::registration(settings, node_id, broker_addr);
     tracing::info!(%broker_addr, metrics = %metrics_addr, cores, node = node_id, "starting");

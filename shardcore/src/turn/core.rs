@@ -512,8 +512,7 @@ impl Core {
         for (gauge, now) in self.gauges() {
             self.counters.set(gauge, now);
         }
-        let dropped = self.subs.iter_mut().filter_map(|(_, s)| s.live.as_mut()).map(|l| l.cursor.take_dropped());
-        self.counters.add(Counter::SubscribeDropped, dropped.sum());
+        self.count_dropped();
         self.tenants.handle_timeout(now);
         self.counters.set(Counter::MailDepth, self.outbox.iter().map(VecDeque::len).sum::<usize>() as u64);
     }

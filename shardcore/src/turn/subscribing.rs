@@ -353,6 +353,13 @@ impl Core {
         self.after_pump(now, token);
     }
 
+    /// Counts what subscriptions have lost since the last time.
+    pub(super) fn count_dropped(&mut self) {
+        let lives = self.subs.iter_mut().filter_map(|(_, s)| s.live.as_mut());
+        let dropped = lives.map(|l| l.cursor.take_dropped()).sum();
+        self.counters.add(Counter::SubscribeDropped, dropped);
+    }
+
     /// Counts for the subscriber's tenant what its stream was given.
     fn count_delivered(&mut self, token: SubToken) {
         let Some(sub) = self.sub_mut(token) else { return };
