@@ -57,9 +57,13 @@ pub struct Principal {
 pub enum Verdict {
     Accepted(Arc<Principal>),
     /// The signature cannot be checked without a newer key set.
-    NeedKeys { kid: Arc<str> },
+    NeedKeys {
+        kid: Arc<str>,
+    },
     /// Why is for logs and metrics only.
-    Refused { why: &'static str },
+    Refused {
+        why: &'static str,
+    },
 }
 
 /// A right that is missing.
@@ -189,7 +193,8 @@ fn check_claims(
     validation.required_spec_claims.clear();
     validation.set_audience(&[Audience::Broker.as_str()]);
     validation.set_issuer(&[TOKEN_ISSUER]);
-    let data = jsonwebtoken::decode::<Claims>(token.as_bytes(), key, &validation).map_err(|_| "signature or claims")?;
+    let data = jsonwebtoken::decode::<Claims>(token.as_bytes(), key, &validation)
+        .map_err(|_| "signature or claims")?;
     let claims = data.claims;
     if claims.iss != TOKEN_ISSUER || claims.aud != Audience::Broker.as_str() {
         return Err("issuer or audience");
@@ -204,5 +209,10 @@ fn check_claims(
         return Err("not yet valid");
     }
     let grants = Grants::from_claims(&claims).map_err(|_| "unknown permission")?;
-    Ok(Principal { tenant: tenant.into(), subject: claims.sub.as_str().into(), grants, expires_s: claims.exp })
+    Ok(Principal {
+        tenant: tenant.into(),
+        subject: claims.sub.as_str().into(),
+        grants,
+        expires_s: claims.exp,
+    })
 }

@@ -9,5 +9,7 @@ pub mod projection;
 pub mod route;
 pub mod session;
 pub mod shard;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
 pub mod snapshot;
 pub mod turn;

@@ -269,7 +269,7 @@ impl Session {
         Pumped { bytes, again }
     }
 
-    /// A publish of the stream ended. True when the stream may be read again.
+    /// A publish of the stream ended. True when the stream may be read again, or its half of ours ended.
     pub fn settle(&mut self, id: StreamId, bytes: usize, ack: Option<(AckSlot, Outcome)>) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         stream.unsettled -= 1;
@@ -277,7 +277,7 @@ impl Session {
         if let Some((slot, outcome)) = ack {
             stream.acks.settle(slot, outcome);
         }
-        stream.held
+        stream.held || (stream.read_done && stream.unsettled == 0)
     }
 
     /// The answer of a request that went elsewhere.

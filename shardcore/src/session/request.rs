@@ -65,7 +65,8 @@ impl Session {
         }
         match message {
             // Nobody reads the answer, so there is none to make.
-            Message::Topology | Message::StreamShards(_) | Message::ShardOwners(_) if !stream.can_answer() => {}
+            Message::Topology | Message::StreamShards(_) | Message::ShardOwners(_)
+                if !stream.can_answer() => {}
             Message::Topology => {
                 let view = TopologyView { brokers: Vec::new() };
                 Message::TopologyView(view).encode_frame(stream.answers());

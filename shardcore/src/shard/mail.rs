@@ -143,7 +143,9 @@ pub enum ShardOutput {
         reader: Reader,
         page: Page,
     },
+    /// `rest`: what the asking core was not sent; empty when the stream is gone.
     Ended {
         why: Ending,
+        rest: Page,
     },
 }

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 
 use crate::snapshot::ShardId;
 use mail::{Bounce, Ending, FromShard, Job, LanePos, Reader, ShardInput, ShardOutput, Start, SubToken};
-use ring::{Ring, RingLimits, SLOT_OVERHEAD_BYTES};
+use ring::{Page, Ring, RingLimits, SLOT_OVERHEAD_BYTES};
 
 /// What one reading core was sent.
 #[derive(Debug)]
@@ -74,6 +74,12 @@ impl Shard {
     /// Bytes its ring holds.
     pub fn ring_bytes(&self) -> usize {
         self.ring.bytes()
+    }
+
+    /// Cores that read it.
+    #[cfg(any(test, feature = "sim"))]
+    pub fn links(&self) -> usize {
+        self.links.len()
     }
 
     /// The next offset.
@@ -153,10 +159,15 @@ impl Shard {
         self.wake_starved(free_bytes, out);
     }
 
-    /// Ends every subscription. The shard is dropped afterwards.
+    /// Ends every subscription, after what the linked cores were not sent when the shard only moves. It is dropped
+    /// afterwards.
     pub fn close(&mut self, why: Ending, out: &mut Outputs) {
         for link in std::mem::take(&mut self.links) {
-            self.send(link.core, ShardOutput::Ended { why }, out);
+            let rest = match why {
+                Ending::Moved => self.ring.page(link.next, usize::MAX),
+                Ending::Deleted => Page::default(),
+            };
+            self.send(link.core, ShardOutput::Ended { why, rest }, out);
         }
     }
 

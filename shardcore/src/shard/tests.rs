@@ -294,13 +294,25 @@ fn a_pull_waits_for_records_and_is_answered_once() {
 }
 
 #[test]
-fn a_closed_shard_tells_each_linked_core_once() {
-    let mut shard = shard(LIMITS);
-    subscribe(&mut shard, HERE, Start::Latest, false);
-    subscribe(&mut shard, THERE, Start::Latest, false);
-    subscribe(&mut shard, THERE, Start::Latest, false);
-    let mut out = Vec::new();
-    shard.close(Ending::Deleted, &mut out);
-    let told: Vec<_> = out.iter().map(|(core, _)| *core).collect();
-    assert_eq!(told, [HERE, THERE]);
+fn a_closed_shard_tells_each_linked_core_once_with_what_it_was_not_sent() {
+    for why in [Ending::Moved, Ending::Deleted] {
+        let mut shard = shard(LIMITS);
+        subscribe(&mut shard, HERE, Start::Latest, false);
+        publish(&mut shard, HERE, 0, 2).unwrap();
+        subscribe(&mut shard, THERE, Start::Latest, false);
+        subscribe(&mut shard, THERE, Start::Latest, false);
+        publish(&mut shard, HERE, 0, 1).unwrap();
+        let mut out = Vec::new();
+        shard.close(why, &mut out);
+        let told: Vec<_> = out
+            .iter()
+            .map(|(core, o)| match &o.what {
+                ShardOutput::Ended { rest, .. } => (*core, offsets(rest)),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let moved = [(HERE, vec![0, 1, 2]), (THERE, vec![2])];
+        let gone = [(HERE, vec![]), (THERE, vec![])];
+        assert_eq!(told, if why == Ending::Moved { moved } else { gone });
+    }
 }

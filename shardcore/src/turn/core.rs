@@ -21,7 +21,7 @@ use super::counters::{CoreCounters, Counter};
 use super::lane::Lane;
 use super::publishing::{Job, Origin};
 use super::ready::Ready;
-use super::subscribing::Sub;
+use super::subscribing::{FeedKey, Sub};
 use super::tenants::Tenants;
 use crate::access::Access;
 use crate::hash::HashState;
@@ -90,7 +90,7 @@ pub struct Core {
     keys: Arc<Keys>,
     pub(super) routes: Arc<Routes>,
     scratch: String,
-    windows_bytes: usize,
+    pub(super) windows_bytes: usize,
     pub(super) sessions: Map<ConnKey, Session>,
     pub(super) shards: Map<ShardId, Shard>,
     pub(super) rings_bytes: usize,
@@ -105,7 +105,7 @@ pub struct Core {
     pub(super) credits: Vec<Credit>,
     /// Lanes that wait for credit, by the core they send to.
     pub(super) credit_queues: Vec<VecDeque<ShardId>>,
-    pub(super) feeds: Map<ShardId, Feed>,
+    pub(super) feeds: Map<FeedKey, Feed>,
     pub(super) subs: Slab<Sub>,
     pub(super) next_sub: u64,
     pub(super) event_streams: Map<(ConnKey, StreamId), SubToken>,

@@ -2,6 +2,8 @@
 
 pub mod core;
 pub mod counters;
+#[cfg(any(test, feature = "sim"))]
+mod held;
 pub mod lane;
 mod publishing;
 mod ready;

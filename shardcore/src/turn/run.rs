@@ -83,7 +83,12 @@ pub fn run_core(args: CoreArgs) -> Result<CoreJoin<()>, CoreStart> {
         counters: CoreCounters::new(args.counters),
         quic,
     };
-    let links = Links { mailboxes: args.mailboxes, from_admin: args.from_admin, to_admin: args.to_admin, unsent: None };
+    let links = Links {
+        mailboxes: args.mailboxes,
+        from_admin: args.from_admin,
+        to_admin: args.to_admin,
+        unsent: None,
+    };
     let core = args.core;
     Ok(spawn_core(spec, args.socket, move |io| async move {
         let mut links = links;

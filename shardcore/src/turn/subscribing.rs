@@ -2,6 +2,8 @@
 //! Invariants: the answer to `subscribe` is written before any event; a uni stream is opened with its hello; a subscription
 //! ends with its connection, its stream, its identity or its shard, and its feed with its last subscription.
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 use felix_runtime::clock::Tick;
 use felix_runtime::quic::{ConnKey, StreamId, WriteState};
@@ -14,9 +16,8 @@ use super::core::Core;
 use super::counters::Counter;
 use super::tenants::{TenantCount, TenantSlot};
 use crate::projection::stream::feed::{Feed, PULL_BYTES};
-use crate::projection::stream::frame::FrameLimits;
+use crate::projection::stream::frame::{Frame, FrameLimits};
 use crate::projection::stream::subscription::{QueueLimits, Subscription};
-use crate::route::Place;
 use crate::session::SubscribeAction;
 use crate::session::refusal::Refusal;
 use crate::shard::mail::{Ending, Reader, ShardInput, ShardOutput, SubToken, ToShard};
@@ -25,6 +26,9 @@ use crate::snapshot::{Owner, ShardId, SlowSubscriber};
 
 /// Bytes written to one subscriber before the next has its turn.
 const WRITE_QUANTUM_BYTES: usize = 1 << 20;
+
+/// One life of a shard as the readers of a core see it: a moved shard has two feeds until its old owner has ended.
+pub type FeedKey = (ShardId, Generation);
 
 /// A subscription and where its bytes go.
 #[derive(Debug)]
@@ -88,8 +92,8 @@ impl Core {
             live: None,
         });
         session.subscriptions += 1;
-        self.end_older_feed(now, &place);
-        let feed = self.feeds.entry(place.shard).or_insert_with(|| Feed::new(place.core, place.generation));
+        let key = (place.shard, place.generation);
+        let feed = self.feeds.entry(key).or_insert_with(|| Feed::new(place.core));
         feed.subscribers.push(token);
         let hold = self.limits.slow_subscriber == SlowSubscriber::Block;
         let what = ShardInput::Subscribe { token, start: ask.start, hold };
@@ -129,7 +133,7 @@ impl Core {
             ShardOutput::Page { reader: Reader::CatchUp(token), page } => {
                 self.catch_up_page(now, token, &page)
             }
-            ShardOutput::Ended { why } => self.end_feed(now, shard, generation, why),
+            ShardOutput::Ended { why, rest } => self.end_feed(now, shard, generation, (why, &rest)),
             ShardOutput::Published { .. } | ShardOutput::Bounced { .. } | ShardOutput::Room => {}
         }
     }
@@ -137,42 +141,26 @@ impl Core {
     /// Ends a subscription without a word: its stream or connection is gone.
     pub(super) fn end_subscription(&mut self, now: Tick, token: SubToken) {
         let Some(sub) = self.remove_sub(token) else { return };
-        let Some(feed) = self.feeds.get_mut(&sub.shard) else { return };
+        let key = (sub.shard, sub.generation);
+        let Some(feed) = self.feeds.get_mut(&key) else { return };
         feed.subscribers.retain(|t| *t != token);
-        let (owner, generation) = (feed.owner, feed.generation);
+        let owner = feed.owner;
         if feed.subscribers.is_empty() {
-            self.feeds.remove(&sub.shard);
-            let to = ToShard { shard: sub.shard, generation, what: ShardInput::Unlink };
+            self.feeds.remove(&key);
+            let to = ToShard { shard: sub.shard, generation: sub.generation, what: ShardInput::Unlink };
             self.to_shard(now, owner, to);
         } else {
-            self.release(now, (sub.shard, owner, generation), token);
-            self.pull(now, sub.shard);
+            self.release(now, owner, key, token);
+            self.pull(now, key);
         }
     }
 
     /// A subscription that read below its feed does so no more: what was held for it may go.
-    fn release(
-        &mut self,
-        now: Tick,
-        (shard, owner, generation): (ShardId, CoreId, Generation),
-        token: SubToken,
-    ) {
+    fn release(&mut self, now: Tick, owner: CoreId, (shard, generation): FeedKey, token: SubToken) {
         if self.limits.slow_subscriber == SlowSubscriber::Block {
             let what = ShardInput::Release { token };
             self.to_shard(now, owner, ToShard { shard, generation, what });
         }
-    }
-
-    /// The shard has moved and its old owner has not said so yet: the subscriptions there end now, so that a feed has
-    /// one owner and a link at an owner always has its feed.
-    fn end_older_feed(&mut self, now: Tick, place: &Place) {
-        let Some(feed) = self.feeds.get(&place.shard) else { return };
-        let (owner, generation) = (feed.owner, feed.generation);
-        if (owner, generation) == (place.core, place.generation) {
-            return;
-        }
-        self.end_feed(now, place.shard, generation, Ending::Moved);
-        self.to_shard(now, owner, ToShard { shard: place.shard, generation, what: ShardInput::Unlink });
     }
 
     /// The identity's tokens have run out: its event streams end where the client can go on with a new one.
@@ -184,15 +172,14 @@ impl Core {
             let Some(sub) = self.sub_mut(token) else { continue };
             let resume_from = sub.live.as_ref().map_or(Offset(0), |l| l.cursor.undelivered());
             let last = sub.moved_frame(resume_from, sub.generation);
-            let shard = sub.shard;
+            let key = (sub.shard, sub.generation);
             match &mut sub.live {
                 Some(live) => {
                     live.cursor.end(last, false);
                     self.active.push_back(token);
-                    if let Some(feed) = self.feeds.get(&shard) {
-                        let (owner, generation) = (feed.owner, feed.generation);
-                        self.release(now, (shard, owner, generation), token);
-                        self.pull(now, shard);
+                    if let Some(owner) = self.feeds.get(&key).map(|f| f.owner) {
+                        self.release(now, owner, key, token);
+                        self.pull(now, key);
                     }
                 }
                 None => {
@@ -205,6 +192,13 @@ impl Core {
 
     pub(super) fn sub_mut(&mut self, token: SubToken) -> Option<&mut Sub> {
         self.subs.get_mut((token.0 & 0xf_ffff) as usize).filter(|s| s.token == token)
+    }
+
+    /// Counts what was skipped for living subscriptions since the last call.
+    pub(super) fn count_dropped(&mut self) {
+        let live = self.subs.iter_mut().filter_map(|(_, s)| s.live.as_mut());
+        let dropped = live.map(|l| l.cursor.take_dropped()).sum();
+        self.counters.add(Counter::SubscribeDropped, dropped);
     }
 
     fn frame_limits(&self, live: bool) -> FrameLimits {
@@ -259,10 +253,10 @@ impl Core {
         }
         self.event_streams.insert((conn, stream), token);
         self.active.push_back(token);
-        if let Some(feed) = self.feeds.get_mut(&shard) {
+        if let Some(feed) = self.feeds.get_mut(&(shard, generation)) {
             feed.confirmed(end);
         }
-        self.pull(now, shard);
+        self.pull(now, (shard, generation));
     }
 
     fn refuse_subscription(
@@ -279,41 +273,43 @@ impl Core {
 
     fn live_page(&mut self, now: Tick, shard: ShardId, generation: Generation, page: &Page) {
         let limits = self.frame_limits(true);
-        let Some(feed) = self.feeds.get_mut(&shard).filter(|f| f.generation == generation) else { return };
-        let subs = &mut self.subs;
-        let active = &mut self.active;
+        let key = (shard, generation);
+        let Some(mut feed) = self.feeds.remove(&key) else { return };
         let subscribers = std::mem::take(&mut feed.subscribers);
-        feed.take_page(page, limits, |frame| {
-            for token in &subscribers {
-                let Some(sub) = subs.get_mut((token.0 & 0xf_ffff) as usize) else { continue };
-                let Some(live) = sub.live.as_mut() else { continue };
-                let idle = live.cursor.is_idle();
-                if live.cursor.offer(&frame) && idle {
-                    active.push_back(*token);
-                }
-            }
-        });
+        feed.take_page(page, limits, |frame| self.offer(&subscribers, &frame));
         feed.subscribers = subscribers;
-        self.pull(now, shard);
+        self.feeds.insert(key, feed);
+        self.pull(now, key);
+    }
+
+    /// Gives a frame to every subscription of a feed.
+    fn offer(&mut self, subscribers: &[SubToken], frame: &Arc<Frame>) {
+        for token in subscribers {
+            let Some(live) = self.sub_mut(*token).and_then(|s| s.live.as_mut()) else { continue };
+            let idle = live.cursor.is_idle();
+            if live.cursor.offer(frame) && idle {
+                self.active.push_back(*token);
+            }
+        }
     }
 
     fn catch_up_page(&mut self, now: Tick, token: SubToken, page: &Page) {
         let limits = self.frame_limits(false);
         let Some(sub) = self.sub_mut(token) else { return };
-        let shard = sub.shard;
-        let Some(feed) = self.feeds.get(&shard) else { return };
-        let (feed_end, owner, generation) = (feed.end(), feed.owner, feed.generation);
+        let key = (sub.shard, sub.generation);
+        let Some(feed) = self.feeds.get(&key) else { return };
+        let (feed_end, owner) = (feed.end(), feed.owner);
         let Some(live) = self.sub_mut(token).and_then(|s| s.live.as_mut()) else { return };
         if live.cursor.take_page(page, feed_end, limits) {
-            self.release(now, (shard, owner, generation), token);
+            self.release(now, owner, key, token);
         }
         self.active.push_back(token);
-        self.pull(now, shard);
+        self.pull(now, key);
     }
 
     /// Sends the feed's pull when one is due.
-    fn pull(&mut self, now: Tick, shard: ShardId) {
-        let Some(feed) = self.feeds.get_mut(&shard) else { return };
+    fn pull(&mut self, now: Tick, (shard, generation): FeedKey) {
+        let Some(feed) = self.feeds.get_mut(&(shard, generation)) else { return };
         let subs = &self.subs;
         let blocks = |token: &SubToken| {
             let sub = subs.get((token.0 & 0xf_ffff) as usize);
@@ -321,7 +317,7 @@ impl Core {
         };
         let blocked = feed.subscribers.iter().any(blocks);
         let Some(from) = feed.wants_pull(blocked) else { return };
-        let (owner, generation) = (feed.owner, feed.generation);
+        let owner = feed.owner;
         let what = ShardInput::Pull { reader: Reader::Live, from, bytes_max: PULL_BYTES };
         self.to_shard(now, owner, ToShard { shard, generation, what });
     }
@@ -333,11 +329,11 @@ impl Core {
             else {
                 return;
             };
-            let (conn, shard) = (sub.conn, sub.shard);
+            let (conn, key) = (sub.conn, (sub.shard, sub.generation));
             let Some(live) = sub.live.as_mut() else { return };
             if written >= WRITE_QUANTUM_BYTES {
                 self.active.push_back(token);
-                return self.pull(now, shard);
+                return self.pull(now, key);
             }
             let Some(chunk) = live.cursor.chunk() else { break };
             let outcome = self.quic.write(conn, live.stream, chunk);
@@ -380,23 +376,25 @@ impl Core {
         }
         if let Some(from) = live.cursor.wants_page() {
             let bytes_max = self.limits.history_frame_bytes.min(self.limits.subscriber_queue_bytes);
-            let owner = self.feeds.get(&shard).map(|f| f.owner);
+            let owner = self.feeds.get(&(shard, generation)).map(|f| f.owner);
             let what = ShardInput::Pull { reader: Reader::CatchUp(token), from, bytes_max };
             if let Some(owner) = owner {
                 self.to_shard(now, owner, ToShard { shard, generation, what });
             }
         }
-        self.pull(now, shard);
+        self.pull(now, (shard, generation));
     }
 
-    fn end_feed(&mut self, now: Tick, shard: ShardId, generation: Generation, why: Ending) {
-        let same = self.feeds.get(&shard).is_some_and(|f| f.generation == generation);
-        let Some(feed) = same.then(|| self.feeds.remove(&shard)).flatten() else { return };
+    fn end_feed(&mut self, now: Tick, shard: ShardId, generation: Generation, (why, rest): (Ending, &Page)) {
+        let Some(mut feed) = self.feeds.remove(&(shard, generation)) else { return };
+        let subscribers = std::mem::take(&mut feed.subscribers);
+        let limits = self.frame_limits(true);
+        feed.take_rest(rest, limits, |frame| self.offer(&subscribers, &frame));
         let next_generation = match self.routes.owner(shard) {
             Some(Owner::Here { generation, .. } | Owner::Node { generation, .. }) => *generation,
             Some(Owner::Nobody { .. }) | None => generation,
         };
-        for token in feed.subscribers {
+        for token in subscribers {
             let Some(sub) = self.sub_mut(token) else { continue };
             let last = match why {
                 // In memory a new generation counts from 0 again, and all of it is new to the client.

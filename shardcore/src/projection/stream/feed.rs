@@ -1,12 +1,12 @@
 //! Reads one shard for all subscribers of one core. Sans-io.
-//! Scope: one per core and shard with subscribers there. Owns: how far the core has read, and whether a pull is out.
+//! Scope: one per core and generation of a shard with subscribers there. Owns: how far the core has read, and whether a pull is out.
 //! Invariants: frames come once and in offset order; no pull is out while a Block subscriber's queue is full, so the owner
 //! keeps what was not read and its claims stop at its bound.
 //! Not here: the subscribers' queues (`subscription`), the ring (`shard`).
 
 use std::sync::Arc;
 
-use felix_wire::id::{CoreId, Generation, Offset};
+use felix_wire::id::{CoreId, Offset};
 
 use super::frame::{Frame, FrameLimits, cut};
 use crate::shard::mail::SubToken;
@@ -19,7 +19,6 @@ pub const PULL_BYTES: usize = 4 << 20;
 #[derive(Debug)]
 pub struct Feed {
     pub owner: CoreId,
-    pub generation: Generation,
     /// Every subscription of the core on this shard.
     pub subscribers: Vec<SubToken>,
     /// One past the newest offset read; unknown until the first subscription is confirmed.
@@ -29,8 +28,8 @@ pub struct Feed {
 
 impl Feed {
     /// A feed that has read nothing.
-    pub fn new(owner: CoreId, generation: Generation) -> Feed {
-        Feed { owner, generation, subscribers: Vec::new(), end: None, pulling: false }
+    pub fn new(owner: CoreId) -> Feed {
+        Feed { owner, subscribers: Vec::new(), end: None, pulling: false }
     }
 
     /// How far it has read.
@@ -54,10 +53,14 @@ impl Feed {
     }
 
     /// The answer to the pull, cut into frames.
-    pub fn take_page(&mut self, page: &Page, limits: FrameLimits, mut each: impl FnMut(Arc<Frame>)) {
-        if !std::mem::take(&mut self.pulling) {
-            return; // for an earlier feed of this core
-        }
+    pub fn take_page(&mut self, page: &Page, limits: FrameLimits, each: impl FnMut(Arc<Frame>)) {
+        if std::mem::take(&mut self.pulling) {
+            self.take_rest(page, limits, each);
+        } // else it is for an earlier feed of this core
+    }
+
+    /// What the shard still had when it ended, cut into frames.
+    pub fn take_rest(&mut self, page: &Page, limits: FrameLimits, mut each: impl FnMut(Arc<Frame>)) {
         let from = self.end();
         for slot in page.slots.iter().filter(|s| s.end() > from) {
             cut(slot, from, limits, &mut each);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use felix_wire::client::{EventBatch, Records};
 use felix_wire::frame::FrameReader;
-use felix_wire::id::{CoreId, Generation, Offset};
+use felix_wire::id::{CoreId, Offset};
 use proptest::prelude::*;
 
 use super::feed::Feed;
@@ -100,7 +100,7 @@ fn a_frame_without_offsets_is_the_plain_form() {
 
 #[test]
 fn a_feed_asks_once_and_ignores_an_answer_it_did_not_ask_for() {
-    let mut feed = Feed::new(CoreId(0), Generation(1));
+    let mut feed = Feed::new(CoreId(0));
     assert_eq!(feed.wants_pull(false), None, "it does not know where to begin");
     feed.confirmed(Offset(5));
     feed.confirmed(Offset(9));

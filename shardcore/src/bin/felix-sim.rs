@@ -1,0 +1,68 @@
+//! Runs seeds of the simulator: `felix-sim --seeds 0..1000`, `felix-sim --replay 17`. Prints the first failing seed with
+//! what came before and leaves with status 1.
+
+use std::ops::Range;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use felix_shardcore::sim;
+
+#[derive(Parser)]
+#[command(about = "Simulates a broker, its clients and a bad network from one seed")]
+struct Args {
+    /// Seeds to run, from..to.
+    #[arg(long, default_value = "0..1000", value_parser = range)]
+    seeds: Range<u64>,
+    /// One seed, with its plan and everything that happened near the end.
+    #[arg(long)]
+    replay: Option<u64>,
+    /// Runs on after a failure and counts.
+    #[arg(long)]
+    keep_going: bool,
+}
+
+fn range(text: &str) -> Result<Range<u64>, String> {
+    let (from, to) = text.split_once("..").ok_or("from..to")?;
+    let number = |text: &str| text.parse::<u64>().map_err(|error| error.to_string());
+    Ok(number(from)?..number(to)?)
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(seed) = args.replay {
+        println!("{:#?}", sim::Plan::draw(seed));
+        return match sim::World::new(sim::Plan::draw(seed)).keeping_all().run() {
+            Ok(report) => {
+                println!("{report:#?}");
+                ExitCode::SUCCESS
+            }
+            Err(failure) => {
+                show(&failure);
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let (started, count) = (Instant::now(), args.seeds.end.saturating_sub(args.seeds.start));
+    let mut failed = 0;
+    for seed in args.seeds {
+        if let Err(failure) = sim::check(seed) {
+            failed += 1;
+            if !args.keep_going {
+                show(&failure);
+                return ExitCode::FAILURE;
+            }
+            println!("{failure}");
+        }
+    }
+    println!("{count} seeds in {:?}, {failed} failed", started.elapsed());
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn show(failure: &sim::Failure) {
+    for line in &failure.last {
+        println!("{line}");
+    }
+    println!("{failure}");
+    println!("replay: felix-sim --replay {}", failure.seed);
+}
