@@ -194,13 +194,6 @@ impl Core {
         self.subs.get_mut((token.0 & 0xf_ffff) as usize).filter(|s| s.token == token)
     }
 
-    /// Counts what was skipped for living subscriptions since the last call.
-    pub(super) fn count_dropped(&mut self) {
-        let live = self.subs.iter_mut().filter_map(|(_, s)| s.live.as_mut());
-        let dropped = live.map(|l| l.cursor.take_dropped()).sum();
-        self.counters.add(Counter::SubscribeDropped, dropped);
-    }
-
     fn frame_limits(&self, live: bool) -> FrameLimits {
         let l = &self.limits;
         if live {
