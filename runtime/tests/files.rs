@@ -379,6 +379,11 @@ fn a_core_that_never_pauses_sees_completions_in_time() {
     let dir = Dir::on_disk("busy");
     let mut waits = on_core(&dir, SETTINGS, |mut core| async move {
         let file = core.create("a").await;
+        // Blocks that were written before: a write of one is all the disk has to do.
+        for at in 0..25 {
+            let data = core.blocks(0, 16);
+            core.ok(Op::Write { file, at: at * 16 * BLOCK, data }).await;
+        }
         let mut waits = Vec::new();
         for at in 0..400 {
             let data = core.blocks(1, 1);

@@ -76,6 +76,8 @@ pub struct Files {
     handles: HashMap<FileId, Handle, FixedState>,
     files: u64,
     in_flight: usize,
+    /// Tasks were started since the core was told.
+    asked: bool,
 }
 
 impl Files {
@@ -96,6 +98,7 @@ impl Files {
             handles: HashMap::default(),
             files: 0,
             in_flight: 0,
+            asked: false,
         }
     }
 
@@ -115,8 +118,11 @@ impl Files {
     }
 
     /// Tells the core how to wait. Call it after operations were asked or answers taken, before the core waits.
-    pub fn tell(&self, io: &mut CoreIo) {
+    pub fn tell(&mut self, io: &mut CoreIo) {
         io.set_disk_in_flight(self.answers.tasks.get() > 0);
+        if std::mem::take(&mut self.asked) {
+            io.disk_asked();
+        }
     }
 
     /// Waits for everything in flight, then closes every file. Answers nobody took are dropped. Takes as long as the
@@ -147,6 +153,7 @@ impl Files {
     fn spawn(&mut self, token: Token, file: Option<FileId>, work: impl Future<Output = Answer> + 'static) {
         let answers = self.answers.clone();
         answers.tasks.set(answers.tasks.get() + 1);
+        self.asked = true;
         glommio::spawn_local(async move {
             let answer = work.await;
             answers.tasks.set(answers.tasks.get() - 1);
