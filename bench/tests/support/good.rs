@@ -9,8 +9,8 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use super::raw::Event;
-use super::{until, within};
 use super::world::{NAMESPACE, TENANT, World};
+use super::{until, within};
 
 /// Between two publishes.
 const PACE: Duration = Duration::from_millis(2);

@@ -12,8 +12,8 @@ use axum::{Json, Router};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use felix_wire::control::{
-    Assignment, AssignmentKey, AssignmentState, Claims, Consistency, Delivery, Jwk, Jwks, RegisterNode, ResourceKind,
-    Retention, Stream, StreamKind, TOKEN_ISSUER, Tenant,
+    Assignment, AssignmentKey, AssignmentState, Claims, Consistency, Delivery, Jwk, Jwks, RegisterNode,
+    ResourceKind, Retention, Stream, StreamKind, TOKEN_ISSUER, Tenant,
 };
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
@@ -80,14 +80,14 @@ impl Issuer {
     pub async fn start() -> Issuer {
         let signer = Signer::new("k1");
         let key_fetches = Arc::new(AtomicU64::new(0));
-        let jwks = Jwks { keys: vec![Jwk::ed25519(signer.kid.clone(), URL_SAFE_NO_PAD.encode(&signer.public))] };
+        let jwks =
+            Jwks { keys: vec![Jwk::ed25519(signer.kid.clone(), URL_SAFE_NO_PAD.encode(&signer.public))] };
         let url = serve(jwks, Arc::clone(&key_fetches)).await;
         let folder = tempfile::tempdir().unwrap();
-        let (broker, folder) = tokio::task::spawn_blocking(move || {
-            (Broker::start(&folder, &url, "any", &[]), folder)
-        })
-        .await
-        .unwrap();
+        let (broker, folder) =
+            tokio::task::spawn_blocking(move || (Broker::start(&folder, &url, "any", &[]), folder))
+                .await
+                .unwrap();
         let issuer = Issuer { signer, broker, key_fetches, _folder: folder };
         let token = issuer.signer.sign(&claims("waits"));
         issuer.client().await.until_served(TENANT, &token, NAMESPACE, "s").await;
@@ -168,5 +168,7 @@ async fn register(Json(body): Json<RegisterNode>) -> Json<Value> {
 }
 
 async fn heartbeat(Path(id): Path<String>) -> Json<Value> {
-    Json(json!({"node_id": id, "lifecycle": "live", "heartbeat_interval_ms": 500, "expiry_timeout_ms": 15_000}))
+    Json(
+        json!({"node_id": id, "lifecycle": "live", "heartbeat_interval_ms": 500, "expiry_timeout_ms": 15_000}),
+    )
 }

@@ -121,6 +121,11 @@ impl Plane {
         call("POST", &path, Some(&admin), Some(&serde_json::to_value(body).unwrap()))
     }
 
+    /// Ends it in order; the status it left with.
+    pub fn end(mut self) -> Option<i32> {
+        self.process.end(DEADLINE)
+    }
+
     /// A credential for a broker.
     pub fn node_token(&self, node: &str) -> String {
         let manage = format!("node.manage:node:{node}");
