@@ -1,6 +1,7 @@
 """Fixtures: one broker for the run, brokers of a test's own, and the client in both forms."""
 
 import faulthandler
+import inspect
 import itertools
 import threading
 
@@ -24,13 +25,25 @@ def _deadline():
 
 
 @pytest.fixture(scope="session")
-def make_broker(tmp_path_factory):
+def make_folder(tmp_path_factory):
+    """Makes folders, from any thread."""
+    tmp_path_factory.getbasetemp()
+    lock = threading.Lock()
+
+    def make(name):
+        with lock:
+            return tmp_path_factory.mktemp(name)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_broker(make_folder):
     """Starts brokers, each with a control plane of its own; all end with the run. Logs stay in pytest's folder."""
-    started, lock = [], threading.Lock()
+    started = []
 
     def make(**options):
-        with lock:
-            folder = tmp_path_factory.mktemp("broker")
+        folder = make_folder("broker")
         plane = ControlPlane(folder)
         started.append(plane)
         broker = Broker(plane, folder, **options)
@@ -44,7 +57,7 @@ def make_broker(tmp_path_factory):
 
 def background(body):
     """Makes a test of a body that waits most of its time. The body starts with the run, on a thread of its own, and gets
-    `make_broker`; the test comes last and is what became of the body."""
+    `make_broker` or `make_folder`, as it names it; the test comes last and is what became of the body."""
 
     def test(_background):
         _background[body.__name__].result(_TEST_S - 10)
@@ -59,9 +72,15 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _background(request, make_broker):
+def _background(request, make_broker, make_folder):
+    given = {"make_broker": make_broker, "make_folder": make_folder}
     bodies = [item.function.body for item in request.session.items if hasattr(item.function, "body")]
-    return {body.__name__: Job(lambda body=body: body(make_broker)) for body in bodies}
+
+    def started(body):
+        wanted = [given[name] for name in inspect.signature(body).parameters]
+        return Job(lambda: body(*wanted))
+
+    return {body.__name__: started(body) for body in bodies}
 
 
 @pytest.fixture(scope="session")
@@ -115,15 +134,16 @@ def connect(face, broker, token, **options):
 
 
 class Scoped:
-    """A client whose stream calls are about the tenant and namespace of the tests."""
+    """A client whose stream calls are about one tenant and namespace."""
 
     _SCOPED = {"publish", "subscribe", "subscribe_sharded", "stream_shards"}
 
-    def __init__(self, inner):
+    def __init__(self, inner, tenant=TENANT, namespace=NAMESPACE):
         self.inner = inner
+        self._scope = tenant, namespace
 
     def __getattr__(self, call):
         method = getattr(self.inner, call)
         if call not in self._SCOPED:
             return method
-        return lambda *arguments, **options: method(TENANT, NAMESPACE, *arguments, **options)
+        return lambda *arguments, **options: method(*self._scope, *arguments, **options)
