@@ -372,6 +372,9 @@ fn closing_waits_for_everything_in_flight() {
     for (at, block) in bytes.chunks(4 * BLOCK_BYTES).enumerate() {
         assert!(block.iter().all(|byte| *byte == at as u8 + 1), "write {at} was cut off");
     }
+    let open = fs::read_dir("/proc/self/fd").expect("procfs is there").flatten();
+    let left = open.filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to.starts_with(&dir.0))).count();
+    assert_eq!(left, 0, "files stayed open");
 }
 
 #[test]
