@@ -19,7 +19,9 @@ use super::tenants::TenantCount;
 use crate::access::{Granted, Principal};
 use crate::route::Place;
 use crate::shard::mail::{ShardInput, Start, SubToken, ToShard};
-use crate::snapshot::{CoreLimits, Owner, Routes, ShardId, StreamName, StreamRoute, StreamUid, ToCore};
+use crate::snapshot::{
+    CoreLimits, FromCore, Owner, Routes, ShardId, StreamName, StreamRoute, StreamUid, ToCore,
+};
 
 fn quic(core: u16, cores: u16) -> Quic {
     let settings = QuicSettings {
@@ -292,6 +294,7 @@ fn publishes_of_a_deleted_stream_are_refused_and_those_on_their_way_too() {
     }
     assert_eq!(node.cores[0].jobs.len(), 0, "nobody would ever have answered");
     assert_eq!(node.cores[0].counters.get(Counter::PublishesDropped), 10);
+    assert_eq!(node.tenant_count(0, TenantCount::Refused), 10);
     assert_eq!(node.cores[0].credits[1].outstanding(), 0);
     node.sweep();
     assert!(node.cores[0].lanes.is_empty());
@@ -333,4 +336,30 @@ fn shedding_drops_what_is_behind_a_stalled_publish_and_only_when_it_is_on() {
         assert_eq!(node.tenant_count(0, TenantCount::PublishedRecords), node.end(0, 1));
         assert_eq!(node.end(0, 1) + lost + node.cores[0].jobs.len() as u64, 50);
     }
+}
+
+#[test]
+fn publishes_given_up_while_they_wait_are_counted_for_their_tenant_and_an_idle_core_still_tells() {
+    let mut node = Node::new(1, CoreLimits { ring_bytes_max: 1_000, ..CoreLimits::default() });
+    node.route(&[here(0)]);
+    node.pin(1, 0, 1);
+    for _ in 0..20 {
+        node.publish(0, 1, 0, 100);
+    }
+    node.settle();
+    let written = node.end(0, 1);
+    // Their connection is gone, so they are given up like acked ones after the wait.
+    let mut told = None;
+    for _ in 0..100 {
+        node.sweep();
+        while let Some(message) = node.cores[0].poll_admin() {
+            if let FromCore::Tenants(report) = message {
+                told = Some(report);
+            }
+        }
+    }
+    assert_eq!(node.tenant_count(0, TenantCount::Expired), 20 - written);
+    assert_eq!(node.tenant_count(0, TenantCount::Refused), 20 - written);
+    assert_eq!(told.unwrap().rows.as_ref(), node.cores[0].tenants.rows());
+    assert!(!node.cores[0].tenants.is_untold());
 }
