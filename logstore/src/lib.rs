@@ -7,10 +7,13 @@
 
 pub mod checksum;
 pub mod commit;
+pub mod engine;
 mod field;
 pub mod id;
 pub mod limits;
+pub mod log;
 pub mod names;
 pub mod record;
+pub mod retention;
 pub mod script;
 pub mod segment;

@@ -15,8 +15,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use felix_runtime::file::{
-    AlignedBuf, BufPool, DiskError, DiskPath, Done, Entry, FileId, LockKind, Op, OpenFlags, OpenMode, Outcome, ReadBuf,
-    ReadRoom, SharedBuf, Token,
+    AlignedBuf, BufPool, DiskError, DiskPath, Done, Entry, FileId, LockKind, Op, OpenFlags, OpenMode,
+    Outcome, ReadBuf, ReadRoom, SharedBuf, Token,
 };
 
 /// Where scripts hand in operations. Clones are the same desk.

@@ -1,0 +1,418 @@
+//! Writes the logs of one core to one volume. Scope: one per (core, volume), on the core that owns it.
+//! Owns: the logs, the commit file, the pool of segment files, the memory bound, what is poisoned.
+//! Invariants: at most one round is in flight; a log has pieces in flight on one of the two ways only, so they settle in
+//! order; an operation that failed is never tried again on the same file; nothing here waits.
+//! Not here: carrying out operations: the caller takes them from [`Engine::poll_op`] and gives answers to
+//! [`Engine::complete`]; recovery, which ends before an engine begins.
+
+mod changes;
+mod commit;
+mod config;
+mod event;
+mod reads;
+mod scripts;
+mod slots;
+mod spill;
+mod stop;
+mod tend;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::num::NonZeroU32;
+
+use felix_runtime::clock::Tick;
+use felix_runtime::file::{BufPool, Done, Op, Token};
+use felix_wire::id::Offset;
+
+use crate::checksum::Epoch;
+use crate::commit::{Mark, MarkKind};
+use crate::id::ShardKey;
+use crate::log::{AppendMeta, Claim, ClaimError, CutPoint, Log, LogConfig, StopReason};
+use crate::names;
+use crate::record::{Batch, BatchKind, encoded_len};
+use crate::script::{Desk, Scripts};
+
+pub use config::EngineConfig;
+pub use event::{Event, LogId, ReadError, ReadId};
+use scripts::Ended;
+use slots::Slots;
+
+/// A log with what the engine does for it.
+struct Shard {
+    log: Log,
+    /// A segment is being made.
+    making_segment: bool,
+    /// The last attempt to make one failed for lack of space; another is made when there is space.
+    starved: bool,
+    /// Bytes of a batch that found no room.
+    need_bytes: usize,
+    /// Somebody waits for `Event::Room`.
+    wants_room: bool,
+    /// A ceiling is on its way.
+    ceiling_asked: bool,
+    flushing: bool,
+    /// A change that waits until nothing of the log is in flight.
+    change: Option<changes::Change>,
+    told_stopped: bool,
+    /// The recovery slot or another core's slots may name it, so its end must be remembered.
+    known_elsewhere: bool,
+}
+
+/// A mark to be written with the next round, and what follows when it is durable.
+struct Note {
+    mark: Mark,
+    then: NoteThen,
+}
+
+enum NoteThen {
+    Nothing,
+    Ceiling { log: LogId, ceiling: Offset },
+    Start { log: LogId, start: Offset },
+    Cut { log: LogId, point: CutPoint },
+    Deleted { log: LogId },
+    Released { log: LogId },
+}
+
+/// The engine. See the module.
+pub struct Engine {
+    config: EngineConfig,
+    desk: Desk,
+    scripts: Scripts<Ended>,
+    logs: BTreeMap<LogId, Shard>,
+    by_key: BTreeMap<ShardKey, LogId>,
+    next_log: u64,
+    next_epoch: u64,
+    slots: Slots,
+    round: Option<commit::RoundInFlight>,
+    next_round: u64,
+    /// Logs of the round before, for the next one's list.
+    prior: Vec<LogId>,
+    notes: VecDeque<Note>,
+    /// Logs whose durable end no round names yet.
+    unmarked: BTreeSet<LogId>,
+    /// Logs to be looked at in the next turn.
+    due: BTreeSet<LogId>,
+    /// Logs to be looked at when the round in flight is over.
+    due_after_round: BTreeSet<LogId>,
+    /// Logs with batches to submit, in the order in which they came.
+    ready: VecDeque<LogId>,
+    /// Marks of logs that are gone, as long as an older slot may name them.
+    tombstones: Vec<changes::Tombstone>,
+    spills: spill::Spills,
+    reads: reads::Reads,
+    memory_bytes: usize,
+    pool: changes::Pool,
+    space_ok: bool,
+    asking_space: bool,
+    next_space: Tick,
+    next_flush: Tick,
+    flushing: bool,
+    last_settle: Tick,
+    closing: stop::Closing,
+    events: VecDeque<Event>,
+}
+
+impl Engine {
+    /// An engine without logs. Its slots are made by its first operations.
+    ///
+    /// # Errors
+    /// Says which bound does not fit the others.
+    pub fn new(config: EngineConfig, pool: BufPool, now: Tick) -> Result<Engine, &'static str> {
+        config.check()?;
+        let desk = Desk::new(config.first_token, pool);
+        let mut engine = Engine {
+            scripts: Scripts::new(desk.clone()),
+            desk,
+            logs: BTreeMap::new(),
+            by_key: BTreeMap::new(),
+            next_log: 1,
+            next_epoch: config.entropy,
+            slots: Slots::default(),
+            round: None,
+            next_round: 1,
+            prior: Vec::new(),
+            notes: VecDeque::new(),
+            unmarked: BTreeSet::new(),
+            due: BTreeSet::new(),
+            due_after_round: BTreeSet::new(),
+            ready: VecDeque::new(),
+            tombstones: Vec::new(),
+            spills: spill::Spills::default(),
+            reads: reads::Reads::default(),
+            memory_bytes: 0,
+            pool: changes::Pool::default(),
+            space_ok: true,
+            asking_space: false,
+            next_space: now,
+            next_flush: now + config.flush_every,
+            flushing: false,
+            last_settle: now,
+            closing: stop::Closing::No,
+            events: VecDeque::new(),
+            config,
+        };
+        for _ in 0..engine.config.slots {
+            engine.make_slot();
+        }
+        Ok(engine)
+    }
+
+    /// Makes a log that never was. `Created` or `CreateFailed` follows; claims are refused until then.
+    /// None when the key is there already, or the engine has as many logs as its slots can name.
+    pub fn create(&mut self, key: ShardKey, config: LogConfig) -> Option<LogId> {
+        let log = self.insert(Log::new(key, config), false)?;
+        let (desk, dir) = (self.desk.clone(), names::shard(self.config.volume, key));
+        if let Some(shard) = self.logs.get_mut(&log) {
+            // No segment is made before the directory is there.
+            shard.making_segment = true;
+        }
+        self.scripts.start(async move {
+            let made = async {
+                desk.make_dir(dir.clone()).await?;
+                desk.sync_dir(dir.parent()).await
+            };
+            Ended::LogMade { log, result: made.await }
+        });
+        Some(log)
+    }
+
+    /// Takes over a log that recovery found or another core released. Its segments are opened when they are needed.
+    /// None as for [`Engine::create`].
+    pub fn adopt(&mut self, log: Log) -> Option<LogId> {
+        let id = self.insert(log, true)?;
+        let mark = self.logs.get(&id)?.log.mark(MarkKind::State);
+        self.notes.push_back(Note { mark, then: NoteThen::Nothing });
+        self.due.insert(id);
+        Some(id)
+    }
+
+    fn insert(&mut self, log: Log, known_elsewhere: bool) -> Option<LogId> {
+        let full = self.logs.len() + self.tombstones.len() >= self.config.logs_max();
+        if full || self.by_key.contains_key(&log.key()) || self.closing != stop::Closing::No {
+            return None;
+        }
+        let id = LogId(self.next_log);
+        self.next_log += 1;
+        self.by_key.insert(log.key(), id);
+        self.memory_bytes += log.memory_bytes();
+        let shard = Shard {
+            log,
+            making_segment: false,
+            starved: false,
+            need_bytes: 0,
+            wants_room: false,
+            ceiling_asked: false,
+            flushing: false,
+            change: None,
+            told_stopped: false,
+            known_elsewhere,
+        };
+        self.logs.insert(id, shard);
+        Some(id)
+    }
+
+    /// The log with that key.
+    #[must_use]
+    pub fn find(&self, key: ShardKey) -> Option<LogId> {
+        self.by_key.get(&key).copied()
+    }
+
+    /// A log as it stands.
+    #[must_use]
+    pub fn log(&self, log: LogId) -> Option<&Log> {
+        self.logs.get(&log).map(|shard| &shard.log)
+    }
+
+    /// Changes rolling and retention of a log; its fsync policy stays.
+    pub fn configure(&mut self, log: LogId, config: LogConfig) {
+        if let Some(shard) = self.logs.get_mut(&log) {
+            shard.log.set_config(config);
+            self.due.insert(log);
+        }
+    }
+
+    /// Takes the next `count` offsets of `log` for a batch with `payload_bytes` in all.
+    ///
+    /// # Errors
+    /// Nothing was taken. After `NoRoom` an `Event::Room` says when to try again.
+    pub fn claim(
+        &mut self,
+        log: LogId,
+        kind: BatchKind,
+        count: NonZeroU32,
+        payload_bytes: usize,
+    ) -> Result<Claim, ClaimError> {
+        let refused = self.closing != stop::Closing::No;
+        let space = self.space_ok && self.slots.usable();
+        let shard = self.logs.get_mut(&log).ok_or(ClaimError::Unknown)?;
+        if shard.change.is_some() || refused {
+            return Err(ClaimError::Stopped(StopReason::Closing));
+        }
+        if shard.log.stopped().is_none() && !space {
+            return Err(ClaimError::NoSpace);
+        }
+        if shard.starved {
+            return Err(ClaimError::NoSpace);
+        }
+        let need = encoded_len(count.get() as usize, payload_bytes.min(u32::MAX as usize));
+        if self.memory_bytes.saturating_add(need) > self.config.memory_bytes_max && self.memory_bytes > 0 {
+            shard.wants_room = true;
+            return Err(ClaimError::NoRoom);
+        }
+        let claim = shard.log.claim(kind, count, payload_bytes);
+        if matches!(claim, Err(ClaimError::NoRoom)) {
+            shard.wants_room = true;
+            shard.need_bytes = need;
+        }
+        self.due.insert(log);
+        claim
+    }
+
+    /// Appends the batch of a claim; it is on its way after the next [`Engine::poll`]. Gives the batch, whose bytes are those
+    /// on disk. None when the log is gone: then nothing of it will ever be there.
+    pub fn append<'a>(
+        &mut self,
+        log: LogId,
+        claim: Claim,
+        meta: AppendMeta,
+        records: impl Iterator<Item = (u64, &'a [u8])>,
+    ) -> Option<Batch> {
+        let batch = self.with(log, |log| log.append(claim, meta, records))?;
+        self.due.insert(log);
+        Some(batch)
+    }
+
+    /// Runs `change` on a log and keeps the count of memory.
+    fn with<T>(&mut self, log: LogId, change: impl FnOnce(&mut Log) -> T) -> Option<T> {
+        let shard = self.logs.get_mut(&log)?;
+        let before = shard.log.memory_bytes();
+        let out = change(&mut shard.log);
+        self.memory_bytes = self.memory_bytes + shard.log.memory_bytes() - before;
+        Some(out)
+    }
+
+    /// Does everything that can be done now. To be called after claims, appends and answers, and at [`Engine::next_timeout`].
+    pub fn poll(&mut self, now: Tick) {
+        self.scripts.retry_starved();
+        self.take_ended(now);
+        self.tend_timers(now);
+        loop {
+            while let Some(log) = self.due.pop_first() {
+                self.tend(log, now);
+            }
+            self.submit(now);
+            self.spill();
+            self.take_ended(now);
+            if self.due.is_empty() {
+                break;
+            }
+        }
+        self.tend_closing();
+        self.tell_room();
+    }
+
+    /// The next operation to carry out.
+    pub fn poll_op(&mut self) -> Option<(Token, Op)> {
+        self.desk.poll_op()
+    }
+
+    /// The next thing to tell.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Takes an answer. [`Engine::poll`] is due afterwards. False when the token is not of this engine.
+    pub fn complete(&mut self, now: Tick, done: Done) -> bool {
+        let ours = self.scripts.answer(done);
+        self.take_ended(now);
+        ours
+    }
+
+    /// When [`Engine::poll`] is due even if nothing happens.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Tick> {
+        let idle = (!self.unmarked.is_empty()).then(|| self.last_settle + self.config.idle_after);
+        let flush = self.needs_flush().then_some(self.next_flush);
+        [Some(self.next_space), idle, flush].into_iter().flatten().min()
+    }
+
+    /// Bytes of all logs in memory on their way to segments.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.memory_bytes
+    }
+
+    /// Whether anything is under way.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.scripts.is_empty() && self.ready.is_empty() && self.notes.is_empty() && self.due.is_empty()
+    }
+
+    /// A number for the next use of a file. Splitmix over the entropy of the start: two uses have different ones.
+    fn take_epoch(&mut self) -> Epoch {
+        self.next_epoch = self.next_epoch.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.next_epoch;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Epoch(word ^ (word >> 31))
+    }
+
+    fn take_ended(&mut self, now: Tick) {
+        while let Some(ended) = self.scripts.poll_ended() {
+            self.handle(ended, now);
+        }
+    }
+
+    fn handle(&mut self, ended: Ended, now: Tick) {
+        match ended {
+            Ended::SlotMade { index, files } => self.slot_made(index, files),
+            Ended::SlotOpened { index, result } => self.slot_opened(index, result),
+            Ended::RoundWritten { result } => self.round_written(result, now),
+            Ended::PieceWritten { log, piece, run, result } => {
+                self.piece_written((log, piece, run), result, now)
+            }
+            Ended::LogMade { log, result } => self.log_made(log, result),
+            Ended::SegmentMade { log, seq, size_bytes, files } => {
+                self.segment_made(log, seq, size_bytes, files)
+            }
+            Ended::HeadWritten { log, head, result } => self.head_written(log, &head, result),
+            Ended::RunSpilled { slot, log, run, result } => self.run_spilled(slot, log, run, result),
+            Ended::SegmentSynced { slot, log, result } => self.segment_synced(slot, log, result),
+            Ended::Flushed { logs, result } => self.flushed(logs, result, now),
+            Ended::Page { read, log, page } => self.page_read(read, log, *page),
+            Ended::CutFound { log, point } => self.cut_found(log, point),
+            Ended::Space { free_bytes } => self.space_told(free_bytes),
+            Ended::Pooled { path, size_bytes, result } => self.pooled(path, size_bytes, result),
+            Ended::Removed { key, result } => self.log_removed(key, result),
+            Ended::LogClosed { log, machine } => self.events.push_back(Event::Released { log, machine }),
+            Ended::Tidied => {}
+            Ended::AllClosed => self.all_closed(),
+        }
+    }
+
+    /// A log failed: its claims are refused, what it had in flight is in doubt.
+    fn stop_log(&mut self, log: LogId, reason: StopReason) {
+        self.with(log, |log| log.stop(reason));
+        if let Some(shard) = self.logs.get_mut(&log)
+            && !shard.told_stopped
+        {
+            shard.told_stopped = true;
+            let unknown_from = shard.log.settled_end();
+            self.events.push_back(Event::Stopped { log, reason, unknown_from });
+        }
+    }
+
+    /// Tells those who wait that there is room, when there is.
+    fn tell_room(&mut self) {
+        if self.memory_bytes * 8 > self.config.memory_bytes_max * 7 {
+            return;
+        }
+        for (log, shard) in &mut self.logs {
+            let served = shard.log.has_room(shard.need_bytes);
+            if shard.wants_room && served && !shard.starved {
+                shard.wants_room = false;
+                shard.need_bytes = 0;
+                self.events.push_back(Event::Room { log: *log });
+            }
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! Changes of a log that are not appends: start offset, cut, deletion, release. And the pool that retired segments go to.
+//! Scope: part of [`Engine`].
+//! Invariants: the mark that says so is durable before the change is answered, and before any file goes; a segment is retired
+//! only when nobody writes to it any more; one with readers is unlinked, not used again.
+//! Not here: which segments are too old (`retention`).
+
+use felix_runtime::file::{DiskError, DiskPath};
+use felix_wire::id::Offset;
+
+use super::scripts::{self, Ended};
+use super::{Engine, Event, LogId, Note, NoteThen};
+use crate::commit::{Mark, MarkKind};
+use crate::id::ShardKey;
+use crate::log::{CutError, CutPoint, ReadPlan, Sealed, StopReason};
+use crate::names;
+use crate::retention;
+use crate::script::Handles;
+use crate::segment::format::SegmentEnd;
+
+/// A change under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Waits until everything appended is settled.
+    Cut { at: Offset },
+    /// The place of the cut is being looked for, or its mark written.
+    Cutting,
+    /// Waits until nothing is in flight.
+    Delete,
+    /// Waits until everything is in segments.
+    Release,
+    /// The mark is being written.
+    Leaving,
+}
+
+/// A log that is gone, as the commit file has to remember it.
+#[derive(Debug)]
+pub(super) struct Tombstone {
+    pub mark: Mark,
+    /// Slots of others may name it, for as long as the process lives.
+    keep: bool,
+    /// Its files are gone, durably.
+    removed: bool,
+}
+
+/// Segment files that wait for their next use.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    files: Vec<(u64, DiskPath)>,
+    next: u64,
+    /// On their way into it.
+    coming: usize,
+    filling: bool,
+}
+
+impl Pool {
+    /// A file of exactly that size.
+    pub fn take(&mut self, size_bytes: u64) -> Option<DiskPath> {
+        let at = self.files.iter().position(|(size, _)| *size == size_bytes)?;
+        Some(self.files.swap_remove(at).1)
+    }
+}
+
+impl Engine {
+    /// Makes `start` the first offset that can be read. `StartMoved` follows when that is durable; whole segments below it go.
+    /// It never moves back, and never behind the settled end.
+    pub fn move_start(&mut self, log: LogId, start: Offset) {
+        let Some(shard) = self.logs.get(&log) else { return };
+        if start <= shard.log.start() || start > shard.log.settled_end() || shard.log.stopped().is_some() {
+            let start = shard.log.start();
+            self.events.push_back(Event::StartMoved { log, start });
+            return;
+        }
+        let mark = Mark { start, ..shard.log.mark(MarkKind::Start) };
+        self.notes.push_back(Note { mark, then: NoteThen::Start { log, start } });
+    }
+
+    /// Moves the start of `log` as its retention says, at `now_ms` since 1970, removing nothing at or above `below`.
+    /// True when something goes.
+    pub fn retain(&mut self, log: LogId, now_ms: u64, below: Offset) -> bool {
+        let Some(shard) = self.logs.get(&log) else { return false };
+        let ends: Vec<SegmentEnd> = shard.log.sealed().map(|sealed| sealed.end).collect();
+        let active = shard.log.open_bytes();
+        let found = retention::new_start(&ends, active, shard.log.config().retention, now_ms, below);
+        let Some(start) = found.filter(|start| *start > shard.log.start()) else { return false };
+        self.move_start(log, start);
+        true
+    }
+
+    /// Cuts `log` so that it ends at `at`, a border of batches. Takes no claims until `Cut` or `CutFailed`; what was settled
+    /// above is gone then.
+    pub fn cut(&mut self, log: LogId, at: Offset) {
+        self.begin_change(log, Change::Cut { at });
+    }
+
+    /// Deletes `log` with all its files. `Deleted` follows when that is durable; what is in flight is dropped.
+    pub fn delete(&mut self, log: LogId) {
+        self.begin_change(log, Change::Delete);
+    }
+
+    /// Brings all bytes of `log` to its segments and gives it away in `Released`, with its lineage raised. Reads under way
+    /// should have ended.
+    pub fn release(&mut self, log: LogId) {
+        self.begin_change(log, Change::Release);
+    }
+
+    fn begin_change(&mut self, log: LogId, change: Change) {
+        let Some(shard) = self.logs.get_mut(&log) else { return };
+        let leaving = matches!(shard.change, Some(Change::Leaving | Change::Delete | Change::Release));
+        if !leaving {
+            shard.change = Some(change);
+        }
+        if change == Change::Delete {
+            self.with(log, |log| log.stop(StopReason::Closing));
+        }
+        self.due.insert(log);
+    }
+
+    pub(super) fn tend_change(&mut self, log: LogId) {
+        let Some(shard) = self.logs.get(&log) else { return };
+        let Some(change) = shard.change else { return };
+        let quiet = shard.log.in_flight() == (0, 0) && !shard.making_segment && !shard.flushing;
+        let settled = quiet && (shard.log.is_settled() || shard.log.stopped().is_some());
+        match change {
+            Change::Cut { at } if settled => self.begin_cut(log, at),
+            Change::Delete if quiet && !shard.log.is_heading() => self.leave(log, MarkKind::Deleted),
+            Change::Release if settled && !shard.log.is_heading() => {
+                if shard.log.durable_end() < shard.log.settled_end() {
+                    self.flush(vec![log]);
+                } else if shard.log.has_runs()
+                    || self.slots.all.iter().any(|slot| slot.syncs.iter().any(|sync| sync.0 == log))
+                {
+                    self.spill_log(log);
+                } else {
+                    self.leave(log, MarkKind::Released);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The open slot holds bytes of a log that has to leave: it is closed early.
+    fn spill_log(&mut self, log: LogId) {
+        let in_open = self.slots.open().is_some_and(|open| self.slots.all[open].logs.contains(&log));
+        if in_open && self.round.is_none() {
+            self.close_slot();
+            self.open_standing();
+        } else if in_open {
+            self.due_after_round.insert(log);
+        }
+    }
+
+    fn leave(&mut self, log: LogId, kind: MarkKind) {
+        let Some(shard) = self.logs.get_mut(&log) else { return };
+        shard.change = Some(Change::Leaving);
+        let mark = shard.log.mark(kind);
+        let then = match kind {
+            MarkKind::Deleted => NoteThen::Deleted { log },
+            _ => NoteThen::Released { log },
+        };
+        self.notes.push_back(Note { mark, then });
+    }
+
+    fn begin_cut(&mut self, log: LogId, at: Offset) {
+        let Some(shard) = self.logs.get_mut(&log) else { return };
+        let (start, end) = (shard.log.start(), shard.log.settled_end());
+        shard.change = Some(Change::Cutting);
+        if at < start || at > end || shard.log.stopped().is_some() {
+            self.cut_found(log, Err(CutError::OutOfRange { start, end }));
+            return;
+        }
+        if let Some(found) = shard.log.cut_point(at) {
+            self.cut_found(log, found);
+            return;
+        }
+        let key = shard.log.key();
+        // The batch that ends at the cut holds the offset before it.
+        match shard.log.plan_read(Offset(at.0.saturating_sub(1)), end, usize::MAX) {
+            ReadPlan::File(plan) => {
+                let desk = self.desk.clone();
+                let path = names::segment(self.config.volume, key, plan.segment);
+                self.scripts.start(async move {
+                    let point = scripts::find_cut(&desk, plan, path, at).await;
+                    Ended::CutFound { log, point }
+                });
+            }
+            _ => self.cut_found(log, Err(CutError::Unreadable)),
+        }
+    }
+
+    pub(super) fn cut_found(&mut self, log: LogId, point: Result<CutPoint, CutError>) {
+        let Some(shard) = self.logs.get_mut(&log) else { return };
+        match point {
+            Ok(point) => {
+                let mark = shard.log.mark_of_cut(&point);
+                self.notes.push_back(Note { mark, then: NoteThen::Cut { log, point } });
+            }
+            Err(error) => {
+                shard.change = None;
+                self.due.insert(log);
+                self.events.push_back(Event::CutFailed { log, error });
+            }
+        }
+    }
+
+    /// The round with a note is durable.
+    pub(super) fn note_durable(&mut self, note: NoteThen) {
+        match note {
+            NoteThen::Nothing => {}
+            NoteThen::Ceiling { log, ceiling } => {
+                if let Some(shard) = self.logs.get_mut(&log) {
+                    shard.ceiling_asked = false;
+                    shard.log.ceiling_raised(ceiling);
+                    self.due.insert(log);
+                }
+            }
+            NoteThen::Start { log, start } => {
+                if let Some(shard) = self.logs.get_mut(&log) {
+                    shard.log.start_moved(start);
+                    self.due.insert(log);
+                    self.events.push_back(Event::StartMoved { log, start });
+                }
+            }
+            NoteThen::Cut { log, point } => self.cut_durable(log, &point),
+            NoteThen::Deleted { log } => self.deleted(log),
+            NoteThen::Released { log } => self.released(log),
+        }
+    }
+
+    /// The round with a note failed: whether it is there is unknown, so the note is written again. It says the same.
+    pub(super) fn note_failed(&mut self, then: NoteThen) {
+        let log = match &then {
+            NoteThen::Nothing => return,
+            NoteThen::Ceiling { log, .. }
+            | NoteThen::Start { log, .. }
+            | NoteThen::Cut { log, .. }
+            | NoteThen::Deleted { log }
+            | NoteThen::Released { log } => *log,
+        };
+        let Some(shard) = self.logs.get(&log) else { return };
+        let mark = match &then {
+            NoteThen::Ceiling { ceiling, .. } => {
+                Mark { ceiling: *ceiling, ..shard.log.mark(MarkKind::State) }
+            }
+            NoteThen::Start { start, .. } => Mark { start: *start, ..shard.log.mark(MarkKind::Start) },
+            NoteThen::Cut { point, .. } => shard.log.mark_of_cut(point),
+            NoteThen::Deleted { .. } => shard.log.mark(MarkKind::Deleted),
+            NoteThen::Released { .. } | NoteThen::Nothing => shard.log.mark(MarkKind::Released),
+        };
+        self.notes.push_back(Note { mark, then });
+    }
+
+    fn cut_durable(&mut self, log: LogId, point: &CutPoint) {
+        let Some(off) = self.with(log, |log| log.cut(point)) else { return };
+        let mut files = Vec::new();
+        let mut paths = Vec::new();
+        if let Some(shard) = self.logs.get_mut(&log) {
+            shard.change = None;
+            let key = shard.log.key();
+            for seq in off.sealed.iter().map(|sealed| sealed.seq).chain(off.open.iter().map(|open| open.seq))
+            {
+                paths.push(names::segment(self.config.volume, key, seq));
+                self.reads.forget(log, seq, &mut files);
+            }
+        }
+        let handles: Vec<Handles> = off
+            .sealed
+            .iter()
+            .filter_map(|sealed| sealed.files)
+            .chain(off.open.iter().map(|open| open.files))
+            .collect();
+        self.due.insert(log);
+        self.unmarked.insert(log);
+        self.events.push_back(Event::Cut { log, end: point.at });
+        let desk = self.desk.clone();
+        self.scripts.start(async move {
+            for file in files {
+                desk.close(file).await;
+            }
+            for handles in handles {
+                desk.close_both(handles).await;
+            }
+            for path in paths {
+                let _ = desk.unlink(path).await;
+            }
+            Ended::Tidied
+        });
+    }
+
+    fn deleted(&mut self, log: LogId) {
+        let Some(shard) = self.logs.remove(&log) else { return };
+        let key = shard.log.key();
+        self.forget_log(log, key, &shard.log);
+        let mark = shard.log.mark(MarkKind::Deleted);
+        self.tombstones.push(Tombstone { mark, keep: shard.known_elsewhere, removed: false });
+        self.events.push_back(Event::Deleted { log, key });
+        let handles = shard.log.handles();
+        let mut files = Vec::new();
+        self.reads.forget_log(log, &mut files);
+        let (desk, dir) = (self.desk.clone(), names::shard(self.config.volume, key));
+        self.scripts.start(async move {
+            for file in files {
+                desk.close(file).await;
+            }
+            let result = scripts::remove_log(&desk, dir, handles).await;
+            Ended::Removed { key, result }
+        });
+    }
+
+    fn forget_log(&mut self, log: LogId, key: ShardKey, machine: &crate::log::Log) {
+        self.by_key.remove(&key);
+        self.memory_bytes -= machine.memory_bytes();
+        self.unmarked.remove(&log);
+        self.due.remove(&log);
+        self.ready.retain(|ready| *ready != log);
+        self.prior.retain(|prior| *prior != log);
+    }
+
+    pub(super) fn log_removed(&mut self, key: ShardKey, result: Result<(), DiskError>) {
+        if result.is_ok() {
+            for tombstone in self.tombstones.iter_mut().filter(|tombstone| tombstone.mark.key == key) {
+                tombstone.removed = true;
+            }
+        }
+    }
+
+    /// A new slot begins, and with it a list of what there is: what nobody can ask about any more is left out.
+    pub(super) fn drop_tombstones(&mut self) {
+        self.tombstones.retain(|tombstone| tombstone.keep || !tombstone.removed);
+    }
+
+    fn released(&mut self, log: LogId) {
+        let Some(mut shard) = self.logs.remove(&log) else { return };
+        let key = shard.log.key();
+        self.forget_log(log, key, &shard.log);
+        let handles = shard.log.handles();
+        let bare = shard.log.seal_for_move();
+        let paths: Vec<DiskPath> =
+            bare.iter().map(|open| names::segment(self.config.volume, key, open.seq)).collect();
+        let mut files = Vec::new();
+        self.reads.forget_log(log, &mut files);
+        let desk = self.desk.clone();
+        self.scripts.start(async move {
+            for file in files {
+                desk.close(file).await;
+            }
+            for handles in handles {
+                desk.close_both(handles).await;
+            }
+            for path in paths {
+                let _ = desk.unlink(path).await;
+            }
+            Ended::LogClosed { machine: Box::new(shard.log), log }
+        });
+    }
+
+    /// Closes handles of sealed segments that hold all their bytes, and retires segments below the start.
+    pub(super) fn close_idle_files(&mut self, log: LogId) {
+        let Some(shard) = self.logs.get(&log) else { return };
+        let idle = |sealed: &&Sealed| {
+            let written = !shard.log.has_runs_of(sealed.seq) && !self.spill_uses(log, sealed.seq);
+            written && !self.reads.is_read(log, sealed.seq)
+        };
+        let closable: Vec<_> = shard
+            .log
+            .sealed()
+            .filter(|sealed| sealed.files.is_some())
+            .filter(idle)
+            .map(|sealed| sealed.seq)
+            .collect();
+        let retired = shard.log.retired().take_while(idle).count();
+        for seq in closable {
+            let files = self.logs.get_mut(&log).and_then(|shard| shard.log.sealed_mut(seq)?.files.take());
+            if let Some(files) = files {
+                let desk = self.desk.clone();
+                self.scripts.start(async move {
+                    desk.close_both(files).await;
+                    Ended::Tidied
+                });
+            }
+        }
+        for _ in 0..retired {
+            let Some(sealed) = self.logs.get_mut(&log).and_then(|shard| shard.log.take_retired()) else {
+                return;
+            };
+            self.retire(log, &sealed);
+        }
+    }
+
+    fn retire(&mut self, log: LogId, sealed: &Sealed) {
+        let Some(shard) = self.logs.get(&log) else { return };
+        let from = names::segment(self.config.volume, shard.log.key(), sealed.seq);
+        let mut files = Vec::new();
+        self.reads.forget(log, sealed.seq, &mut files);
+        let pooled = self.pool.files.len() + self.pool.coming < self.config.pool_files_max;
+        let to = self.next_pooled();
+        let (desk, size_bytes) = (self.desk.clone(), sealed.size_bytes);
+        self.pool.coming += usize::from(pooled);
+        self.scripts.start(async move {
+            for file in files {
+                desk.close(file).await;
+            }
+            if pooled {
+                let result = scripts::pool_segment(&desk, from, to.clone()).await;
+                return Ended::Pooled { path: to, size_bytes, result };
+            }
+            let _ = desk.unlink(from.clone()).await;
+            let _ = desk.sync_dir(from.parent()).await;
+            Ended::Tidied
+        });
+    }
+
+    fn next_pooled(&mut self) -> DiskPath {
+        let number = self.pool.next;
+        self.pool.next += 1;
+        names::pooled(self.config.volume, self.config.run, self.config.core, number)
+    }
+
+    pub(super) fn pooled(&mut self, path: DiskPath, size_bytes: u64, result: Result<(), DiskError>) {
+        self.pool.coming -= 1;
+        self.pool.filling = false;
+        if result.is_ok() {
+            self.pool.files.push((size_bytes, path));
+        }
+        self.fill_pool();
+    }
+
+    /// Makes files for the pool, one at a time.
+    pub(super) fn fill_pool(&mut self) {
+        let size_bytes = self.config.pool_fill_bytes;
+        let there = self.pool.files.iter().filter(|(size, _)| *size == size_bytes).count();
+        let closing = self.closing != super::stop::Closing::No;
+        if self.pool.filling || closing || !self.space_ok || there >= self.config.pool_fill {
+            return;
+        }
+        self.pool.filling = true;
+        self.pool.coming += 1;
+        let path = self.next_pooled();
+        let desk = self.desk.clone();
+        self.scripts.start(async move {
+            let result = scripts::fill_pool(&desk, path.clone(), size_bytes).await;
+            Ended::Pooled { path, size_bytes, result }
+        });
+    }
+}

@@ -1,0 +1,163 @@
+//! Reading pages. Scope: part of [`Engine`].
+//! Owns: handles of sealed segments opened for reading, and who reads which segment.
+//! Invariants: a segment that is being read is neither closed nor used again; at most a bounded number of reads and handles.
+//! Not here: where an offset is (`log`), the walk itself (`scripts`).
+
+use std::collections::BTreeMap;
+
+use felix_runtime::file::FileId;
+use felix_wire::id::Offset;
+
+use super::scripts::{self, Ended, Page, PageError};
+use super::{Engine, Event, LogId, ReadError, ReadId};
+use crate::id::SegmentSeq;
+use crate::log::ReadPlan;
+use crate::names;
+
+#[derive(Debug, Default)]
+pub(super) struct Reads {
+    users: BTreeMap<(LogId, SegmentSeq), u32>,
+    /// Handle and when it was last used.
+    files: BTreeMap<(LogId, SegmentSeq), (FileId, u64)>,
+    under_way: usize,
+    clock: u64,
+}
+
+impl Reads {
+    pub fn is_read(&self, log: LogId, segment: SegmentSeq) -> bool {
+        self.users.contains_key(&(log, segment))
+    }
+
+    /// Gives up the handle of a segment; it is added to `files`, to be closed.
+    pub fn forget(&mut self, log: LogId, segment: SegmentSeq, files: &mut Vec<FileId>) {
+        files.extend(self.files.remove(&(log, segment)).map(|(file, _)| file));
+    }
+
+    /// The same for all segments of a log.
+    pub fn forget_log(&mut self, log: LogId, files: &mut Vec<FileId>) {
+        let of_log: Vec<_> = self.files.keys().filter(|key| key.0 == log).copied().collect();
+        for (log, segment) in of_log {
+            self.forget(log, segment, files);
+        }
+    }
+
+    pub fn is_busy(&self) -> bool {
+        self.under_way > 0
+    }
+
+    /// All handles.
+    pub fn take_all(&mut self) -> Vec<FileId> {
+        std::mem::take(&mut self.files).into_values().map(|(file, _)| file).collect()
+    }
+
+    /// A handle that nobody uses and that was not used for the longest time, when there are more than `max`.
+    fn evict(&mut self, max: usize) -> Option<FileId> {
+        if self.files.len() <= max {
+            return None;
+        }
+        let unused = self.files.iter().filter(|(key, _)| !self.users.contains_key(key));
+        let oldest = *unused.min_by_key(|(_, (_, used))| *used)?.0;
+        self.files.remove(&oldest).map(|(file, _)| file)
+    }
+
+    fn release(&mut self, log: LogId, segment: SegmentSeq) {
+        self.under_way -= 1;
+        if let Some(users) = self.users.get_mut(&(log, segment)) {
+            *users -= 1;
+            if *users == 0 {
+                self.users.remove(&(log, segment));
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// Reads batches of `log` from the one that holds `from` on, of what is settled and begins below `until`: about
+    /// `bytes_max`, one batch at least. `Page` or `ReadFailed` follows, at once for what is in memory.
+    pub fn read(&mut self, read: ReadId, log: LogId, from: Offset, until: Offset, bytes_max: usize) {
+        let Some(shard) = self.logs.get(&log) else {
+            self.events.push_back(Event::ReadFailed { read, log, error: ReadError::Unknown });
+            return;
+        };
+        let page = |batches| Event::Page { read, log, batches };
+        let failed = |error| Event::ReadFailed { read, log, error };
+        let event = match shard.log.plan_read(from, until, bytes_max) {
+            ReadPlan::Memory(batches) => page(batches),
+            ReadPlan::AtEnd => page(Vec::new()),
+            ReadPlan::TooOld { start } => failed(ReadError::TooOld { start }),
+            ReadPlan::InFuture { end } => failed(ReadError::InFuture { end }),
+            ReadPlan::File(_) if self.reads.under_way >= self.config.reads_max => failed(ReadError::Busy),
+            ReadPlan::File(mut plan) => {
+                let key = (log, plan.segment);
+                self.reads.clock += 1;
+                if plan.file.is_none()
+                    && let Some((file, used)) = self.reads.files.get_mut(&key)
+                {
+                    *used = self.reads.clock;
+                    plan.file = Some(*file);
+                }
+                self.reads.under_way += 1;
+                *self.reads.users.entry(key).or_default() += 1;
+                let path = names::segment(self.config.volume, shard.log.key(), plan.segment);
+                let desk = self.desk.clone();
+                self.scripts.start(async move {
+                    let page = Box::new(scripts::read_page(&desk, plan, path, bytes_max).await);
+                    Ended::Page { read, log, page }
+                });
+                return;
+            }
+        };
+        self.events.push_back(event);
+    }
+
+    pub(super) fn page_read(&mut self, read: ReadId, log: LogId, page: Page) {
+        let Page { segment, batches, error, seen, bad_hint, opened } = page;
+        self.reads.release(log, segment);
+        self.due.insert(log);
+        if let Some(file) = opened {
+            self.keep_file(log, segment, file);
+        }
+        if let Some(index) = self.logs.get_mut(&log).and_then(|shard| shard.log.index_mut(segment)) {
+            if bad_hint {
+                index.clear();
+            }
+            for (base, byte) in seen {
+                index.note(base, byte);
+            }
+        }
+        let event = match error {
+            // What was read before the damage is good; the next read meets it.
+            Some(error) if batches.is_empty() => {
+                let error = match error {
+                    PageError::Damaged { byte, fault } => ReadError::Damaged { segment, byte, fault },
+                    PageError::Disk(error) => ReadError::Disk { segment, error },
+                };
+                Event::ReadFailed { read, log, error }
+            }
+            _ => Event::Page { read, log, batches },
+        };
+        self.events.push_back(event);
+    }
+
+    /// Keeps a handle for the next read of the segment, and closes others when there are too many.
+    fn keep_file(&mut self, log: LogId, segment: SegmentSeq, file: FileId) {
+        self.reads.clock += 1;
+        let there =
+            self.logs.get(&log).is_some_and(|shard| shard.log.sealed().any(|sealed| sealed.seq == segment));
+        let known = self.reads.files.contains_key(&(log, segment));
+        let mut close = Vec::new();
+        if there && !known {
+            self.reads.files.insert((log, segment), (file, self.reads.clock));
+            close.extend(self.reads.evict(self.config.read_files_max));
+        } else {
+            close.push(file);
+        }
+        for file in close {
+            let desk = self.desk.clone();
+            self.scripts.start(async move {
+                desk.close(file).await;
+                Ended::Tidied
+            });
+        }
+    }
+}

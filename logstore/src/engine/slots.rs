@@ -1,0 +1,281 @@
+//! The slots of the commit file: making, opening, closing, freeing, setting aside. Scope: part of [`Engine`].
+//! Invariants: a slot is used again only when every piece in it is durable in its segment and a later slot has a durable
+//! round, which repeats the mark of every log; a slot that failed is never written to again.
+//! Not here: rounds (`commit`), moving pieces to segments (`spill`).
+
+use std::collections::{BTreeSet, VecDeque};
+
+use felix_runtime::file::{DiskError, FileId};
+
+use super::scripts::{self, Ended};
+use super::{Engine, Event, LogId};
+use crate::checksum::Epoch;
+use crate::commit::SlotHead;
+use crate::commit::slot::ROUNDS_AT;
+use crate::id::{RoundNumber, SegmentSeq};
+use crate::names;
+use crate::script::Handles;
+
+/// How far a slot is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SlotState {
+    /// Its file is being made.
+    Making,
+    /// Nothing in it is needed.
+    Free,
+    /// Its head is being written.
+    Opening,
+    /// Its head is durable; it takes rounds when the open one is full.
+    Standing,
+    /// It takes rounds.
+    Open,
+    /// Full; its pieces go to segments.
+    Closed,
+    /// All in segments; waits for a round of a later slot.
+    Spilled,
+    /// Never to be used again.
+    Aside,
+}
+
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub index: u32,
+    pub state: SlotState,
+    pub files: Option<Handles>,
+    pub epoch: Epoch,
+    /// Number of this use.
+    pub number: u64,
+    /// Where the next round goes.
+    pub at: u64,
+    pub first_round: u64,
+    /// Logs with bytes in it.
+    pub logs: BTreeSet<LogId>,
+    /// Rounds were written without a sync.
+    pub dirty: bool,
+    /// Runs not spilled, and segments not synced.
+    pub runs_left: usize,
+    pub syncs: BTreeSet<(LogId, SegmentSeq)>,
+    pub syncs_left: usize,
+    /// A piece of it could not be brought to its segment.
+    pub pinned: bool,
+    /// A write to it failed.
+    pub failed: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    pub all: Vec<Slot>,
+    pub next_index: u32,
+    pub next_number: u64,
+    /// The first round of the open slot is due even without pieces.
+    pub owes_marks: bool,
+    /// The open slot has a durable round.
+    pub marked: bool,
+    /// Uses that were closed, oldest first.
+    pub closed: VecDeque<usize>,
+    /// Slots that could not be made; tried again when there is space.
+    pub missing: usize,
+}
+
+impl Slots {
+    pub fn open(&self) -> Option<usize> {
+        self.all.iter().position(|slot| slot.state == SlotState::Open)
+    }
+
+    pub fn find(&self, state: SlotState) -> Option<usize> {
+        self.all.iter().position(|slot| slot.state == state)
+    }
+
+    /// Whether pieces can still go anywhere but aside.
+    pub fn usable(&self) -> bool {
+        self.all.is_empty() || self.all.iter().any(|slot| slot.state != SlotState::Aside)
+    }
+
+    /// Slots that are neither free nor about to be.
+    pub fn behind(&self) -> bool {
+        let waiting = |slot: &&Slot| matches!(slot.state, SlotState::Closed | SlotState::Spilled);
+        let ready =
+            |slot: &&Slot| matches!(slot.state, SlotState::Free | SlotState::Standing | SlotState::Opening);
+        self.all.iter().filter(waiting).count() > self.all.iter().filter(ready).count()
+    }
+
+    /// The files with rounds that were written without a sync; they count as clean from here on.
+    pub fn take_dirty(&mut self) -> Vec<FileId> {
+        let dirty =
+            self.all.iter_mut().filter_map(|slot| std::mem::take(&mut slot.dirty).then_some(slot.files));
+        dirty.flatten().map(|files| files.plain).collect()
+    }
+}
+
+impl Engine {
+    /// Begins to make one more slot.
+    pub(super) fn make_slot(&mut self) {
+        let index = self.slots.next_index;
+        self.slots.next_index += 1;
+        let at = self.slots.all.len();
+        self.slots.all.push(Slot {
+            index,
+            state: SlotState::Making,
+            files: None,
+            epoch: Epoch(0),
+            number: 0,
+            at: 0,
+            first_round: 0,
+            logs: BTreeSet::new(),
+            dirty: false,
+            runs_left: 0,
+            syncs: BTreeSet::new(),
+            syncs_left: 0,
+            pinned: false,
+            failed: false,
+        });
+        let path = names::slot(self.config.volume, self.config.run, self.config.core, index);
+        let (desk, bytes) = (self.desk.clone(), self.config.slot_bytes);
+        self.scripts.start(async move {
+            let files = scripts::make_slot(&desk, path, bytes).await;
+            Ended::SlotMade { index: at, files }
+        });
+    }
+
+    pub(super) fn slot_made(&mut self, index: usize, files: Result<Handles, DiskError>) {
+        let slot = &mut self.slots.all[index];
+        match files {
+            Ok(files) => {
+                slot.files = Some(files);
+                slot.state = SlotState::Free;
+            }
+            Err(error) => {
+                slot.state = SlotState::Aside;
+                self.slots.missing += 1;
+                self.events.push_back(Event::DiskTrouble { what: "making a commit slot", error });
+            }
+        }
+        self.stand_slot();
+    }
+
+    /// Tries again to make what is missing.
+    pub(super) fn slots_retry(&mut self) {
+        for _ in 0..std::mem::take(&mut self.slots.missing) {
+            self.make_slot();
+        }
+    }
+
+    /// Keeps one slot ready behind the open one.
+    pub(super) fn stand_slot(&mut self) {
+        let ahead = |slot: &Slot| matches!(slot.state, SlotState::Opening | SlotState::Standing);
+        if self.slots.all.iter().any(ahead) {
+            return;
+        }
+        let Some(index) = self.slots.find(SlotState::Free) else { return };
+        let epoch = self.take_epoch();
+        let (desk, config) = (self.desk.clone(), &self.config);
+        let number = self.slots.next_number;
+        self.slots.next_number += 1;
+        let slot = &mut self.slots.all[index];
+        let Some(files) = slot.files else { return };
+        slot.state = SlotState::Opening;
+        slot.epoch = epoch;
+        slot.number = number;
+        let head = SlotHead {
+            epoch,
+            run: config.run,
+            boot: config.boot,
+            core: config.core,
+            number,
+            size_bytes: config.slot_bytes,
+            first_round: 0,
+        };
+        self.scripts.start(async move {
+            let result = desk.write_bytes(files.dsync, 0, &head.encode()).await;
+            Ended::SlotOpened { index, result }
+        });
+    }
+
+    pub(super) fn slot_opened(&mut self, index: usize, result: Result<(), DiskError>) {
+        match result {
+            Ok(()) => {
+                self.slots.all[index].state = SlotState::Standing;
+                if self.slots.open().is_none() {
+                    self.open_standing();
+                }
+            }
+            Err(error) => {
+                self.events.push_back(Event::DiskTrouble { what: "a slot's head", error });
+                self.set_aside(index);
+            }
+        }
+    }
+
+    /// Lets the standing slot take rounds. False when there is none.
+    pub(super) fn open_standing(&mut self) -> bool {
+        let Some(index) = self.slots.find(SlotState::Standing) else { return false };
+        let slot = &mut self.slots.all[index];
+        slot.state = SlotState::Open;
+        slot.at = ROUNDS_AT;
+        slot.first_round = self.next_round;
+        slot.logs.clear();
+        slot.syncs.clear();
+        slot.dirty = false;
+        self.slots.owes_marks = true;
+        self.slots.marked = false;
+        self.drop_tombstones();
+        self.stand_slot();
+        true
+    }
+
+    /// The open slot takes no more rounds: its pieces go to segments, and the next pieces begin on blocks of their own.
+    pub(super) fn close_slot(&mut self) {
+        let Some(index) = self.slots.open() else { return };
+        let number = self.slots.all[index].number;
+        self.slots.all[index].state = SlotState::Closed;
+        let logs: Vec<LogId> = self.slots.all[index].logs.iter().copied().collect();
+        for log in logs {
+            self.with(log, |log| log.close_runs(number));
+        }
+        self.slots.closed.push_back(index);
+        self.queue_spills(index);
+    }
+
+    /// A slot that failed, or holds what cannot be spilled: it keeps its bytes under another name and gets a successor.
+    pub(super) fn set_aside(&mut self, index: usize) {
+        let slot = &mut self.slots.all[index];
+        if slot.state == SlotState::Aside {
+            return;
+        }
+        slot.state = SlotState::Aside;
+        let (volume, run, core, name) = (self.config.volume, self.config.run, self.config.core, slot.index);
+        let (from, to) = (names::slot(volume, run, core, name), names::slot_aside(volume, run, core, name));
+        let desk = self.desk.clone();
+        self.scripts.start(async move {
+            // The name is for people: recovery reads every slot, whatever it is called.
+            let _ = desk.rename(from.clone(), to).await;
+            let _ = desk.sync_dir(from.parent()).await;
+            Ended::Tidied
+        });
+        self.slots.closed.retain(|closed| *closed != index);
+        self.make_slot();
+    }
+
+    /// Frees slots whose bytes are all in segments, once a later slot has said where every log stands.
+    pub(super) fn free_slots(&mut self) {
+        if !self.slots.marked {
+            return;
+        }
+        for index in 0..self.slots.all.len() {
+            if self.slots.all[index].state == SlotState::Spilled {
+                self.slots.all[index].state = SlotState::Free;
+                self.slots.closed.retain(|closed| *closed != index);
+            }
+        }
+        self.stand_slot();
+    }
+
+    /// The first round that is still needed.
+    pub(super) fn live_from(&self) -> RoundNumber {
+        let used =
+            |slot: &&Slot| matches!(slot.state, SlotState::Open | SlotState::Closed | SlotState::Spilled);
+        let first =
+            self.slots.all.iter().filter(|slot| used(slot) || slot.pinned).map(|slot| slot.first_round).min();
+        RoundNumber(first.unwrap_or(self.next_round))
+    }
+}

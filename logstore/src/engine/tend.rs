@@ -1,0 +1,262 @@
+//! What each log needs in a turn: segments, heads, seals, ceilings, flushes. Scope: part of [`Engine`].
+//! Invariants: a segment's head is written when everything before it is durable, and the log waits for it.
+//! Not here: pieces (`commit`).
+
+use felix_runtime::clock::Tick;
+use felix_runtime::file::{DiskError, Op, Outcome};
+
+use super::scripts::{self, Ended};
+use super::{Engine, Event, LogId, Note, NoteThen};
+use crate::commit::MarkKind;
+use crate::id::{Fsync, SegmentSeq};
+use crate::log::{Point, StopReason};
+use crate::names;
+use crate::script::Handles;
+use crate::segment::format::SegmentHead;
+
+impl Engine {
+    pub(super) fn tend(&mut self, log: LogId, now: Tick) {
+        let Some(shard) = self.logs.get_mut(&log) else { return };
+        if let Some(after) = shard.log.config().roll_after
+            && shard.log.is_old(now, after)
+        {
+            shard.log.roll();
+        }
+        while shard.log.seal_front() {}
+        if shard.log.roll_needs_flush() && !shard.flushing {
+            self.flush(vec![log]);
+        }
+        self.write_head(log);
+        self.make_segments(log);
+        self.with(log, crate::log::Log::append_skip);
+        self.ask_ceiling(log);
+        self.tend_change(log);
+        self.close_idle_files(log);
+        if self.logs.get(&log).is_some_and(|shard| shard.log.submittable() > 0) && !self.ready.contains(&log)
+        {
+            self.ready.push_back(log);
+        }
+    }
+
+    fn write_head(&mut self, log: LogId) {
+        let Some(shard) = self.logs.get_mut(&log) else { return };
+        let Some((head, files)) = shard.log.take_head() else { return };
+        let desk = self.desk.clone();
+        self.scripts.start(async move {
+            let result = desk.write_bytes(files.dsync, 0, &head.encode()).await;
+            Ended::HeadWritten { log, head, result }
+        });
+    }
+
+    pub(super) fn head_written(&mut self, log: LogId, head: &SegmentHead, result: Result<(), DiskError>) {
+        self.due.insert(log);
+        match result {
+            Ok(()) => {
+                if let Some(shard) = self.logs.get_mut(&log) {
+                    shard.log.head_written(head);
+                    self.unmarked.insert(log);
+                }
+            }
+            Err(error) => {
+                self.events.push_back(Event::DiskTrouble { what: "a segment's head", error });
+                self.stop_log(log, StopReason::SegmentFailed);
+            }
+        }
+    }
+
+    fn make_segments(&mut self, log: LogId) {
+        let Some(shard) = self.logs.get_mut(&log) else { return };
+        if shard.making_segment || shard.starved || shard.change.is_some() {
+            return;
+        }
+        // A log that nobody writes to needs no segment ahead.
+        let idle = shard.log.open().next().is_none() && !shard.wants_room && shard.log.skips_to().is_none();
+        if idle {
+            return;
+        }
+        let need = shard.need_bytes;
+        if let Some(spare) = shard.log.drop_spare(need) {
+            let path = names::segment(self.config.volume, shard.log.key(), spare.seq);
+            let desk = self.desk.clone();
+            self.scripts.start(async move {
+                desk.close_both(spare.files).await;
+                let _ = desk.unlink(path).await;
+                Ended::Tidied
+            });
+        }
+        let Some(size_bytes) = shard.log.wants_segment(need) else { return };
+        shard.making_segment = true;
+        let seq = shard.log.take_seq();
+        let path = names::segment(self.config.volume, shard.log.key(), seq);
+        let pooled = self.pool.take(size_bytes);
+        let desk = self.desk.clone();
+        self.scripts.start(async move {
+            let files = scripts::make_segment(&desk, pooled, path, size_bytes).await;
+            Ended::SegmentMade { log, seq, size_bytes, files }
+        });
+    }
+
+    pub(super) fn segment_made(
+        &mut self,
+        log: LogId,
+        seq: SegmentSeq,
+        size_bytes: u64,
+        files: Result<Handles, DiskError>,
+    ) {
+        self.due.insert(log);
+        let epoch = self.take_epoch();
+        let Some(shard) = self.logs.get_mut(&log) else {
+            if let Ok(files) = files {
+                let desk = self.desk.clone();
+                self.scripts.start(async move {
+                    desk.close_both(files).await;
+                    Ended::Tidied
+                });
+            }
+            return;
+        };
+        shard.making_segment = false;
+        match files {
+            Ok(files) => shard.log.add_segment(seq, epoch, size_bytes, files),
+            Err(error) => {
+                // Nothing was promised: the next try has another number, when space is asked about again.
+                shard.starved = true;
+                self.events.push_back(Event::DiskTrouble { what: "making a segment", error });
+            }
+        }
+    }
+
+    pub(super) fn log_made(&mut self, log: LogId, result: Result<(), DiskError>) {
+        let Some(shard) = self.logs.get_mut(&log) else { return };
+        shard.making_segment = false;
+        match result {
+            Ok(()) => {
+                self.due.insert(log);
+                self.unmarked.insert(log);
+                self.events.push_back(Event::Created { log });
+            }
+            Err(error) => {
+                if let Some(shard) = self.logs.remove(&log) {
+                    self.by_key.remove(&shard.log.key());
+                }
+                self.events.push_back(Event::CreateFailed { log, error });
+            }
+        }
+    }
+
+    fn ask_ceiling(&mut self, log: LogId) {
+        let Some(shard) = self.logs.get_mut(&log) else { return };
+        if shard.ceiling_asked {
+            return;
+        }
+        if let Some(ceiling) = shard.log.ceiling_wanted() {
+            shard.ceiling_asked = true;
+            let mut mark = shard.log.mark(MarkKind::State);
+            mark.ceiling = ceiling;
+            self.notes.push_back(Note { mark, then: NoteThen::Ceiling { log, ceiling } });
+        }
+    }
+
+    /// Whether a log that settles before it is durable has something to flush by the clock.
+    pub(super) fn needs_flush(&self) -> bool {
+        let behind = |log: &crate::log::Log| {
+            log.config().policy == Fsync::Periodic && log.durable_end() < log.settled_end()
+        };
+        self.logs.values().any(|shard| shard.log.stopped().is_none() && behind(&shard.log))
+    }
+
+    pub(super) fn tend_timers(&mut self, now: Tick) {
+        if now >= self.next_flush && !self.flushing {
+            self.next_flush = now + self.config.flush_every;
+            let behind = |log: &crate::log::Log| {
+                log.config().policy == Fsync::Periodic && log.durable_end() < log.settled_end()
+            };
+            let logs: Vec<LogId> = self
+                .logs
+                .iter()
+                .filter(|(_, shard)| behind(&shard.log) && !shard.flushing && shard.log.stopped().is_none())
+                .map(|(log, _)| *log)
+                .collect();
+            self.flush(logs);
+        }
+        if now >= self.next_space && !self.asking_space {
+            self.next_space = now + self.config.space_every;
+            self.asking_space = true;
+            let (desk, volume) = (self.desk.clone(), self.config.volume);
+            self.scripts.start(async move {
+                let free_bytes = match desk.ask(Op::Space { volume }).await {
+                    Ok(Outcome::Space(space)) => Ok(space.free_bytes),
+                    Ok(_) => Err(DiskError::Io { errno: 0 }),
+                    Err(error) => Err(error),
+                };
+                Ended::Space { free_bytes }
+            });
+            let old: Vec<LogId> = self.logs.keys().copied().collect();
+            self.due.extend(old);
+        }
+    }
+
+    pub(super) fn space_told(&mut self, free_bytes: Result<u64, DiskError>) {
+        self.asking_space = false;
+        let Ok(free) = free_bytes else { return };
+        let before = self.space_ok;
+        if free < self.config.space_low_bytes {
+            self.space_ok = false;
+        } else if free >= self.config.space_high_bytes {
+            self.space_ok = true;
+        }
+        if before != self.space_ok {
+            self.events.push_back(Event::Space { writes: self.space_ok });
+        }
+        if self.space_ok {
+            self.slots_retry();
+            for (log, shard) in &mut self.logs {
+                if std::mem::take(&mut shard.starved) {
+                    self.due.insert(*log);
+                }
+            }
+            self.fill_pool();
+        }
+    }
+
+    /// Makes durable what `logs` have settled: syncs the slots and segments that were written without.
+    pub(super) fn flush(&mut self, logs: Vec<LogId>) {
+        let mut points: Vec<(LogId, Point)> = Vec::new();
+        let mut files = self.slots.take_dirty();
+        for log in logs {
+            let Some(shard) = self.logs.get_mut(&log) else { continue };
+            shard.flushing = true;
+            points.push((log, shard.log.settled_point()));
+            files.extend(shard.log.take_dirty());
+        }
+        if points.is_empty() {
+            return;
+        }
+        self.flushing = true;
+        let desk = self.desk.clone();
+        self.scripts.start(async move {
+            let result = scripts::sync_all(&desk, files).await;
+            Ended::Flushed { logs: points, result }
+        });
+    }
+
+    pub(super) fn flushed(&mut self, logs: Vec<(LogId, Point)>, result: Result<(), DiskError>, now: Tick) {
+        self.flushing = false;
+        if let Err(error) = result {
+            self.events.push_back(Event::DiskTrouble { what: "a flush", error });
+        }
+        for (log, point) in logs {
+            self.due.insert(log);
+            if let Some(shard) = self.logs.get_mut(&log) {
+                shard.flushing = false;
+                if result.is_ok() {
+                    shard.log.flushed(point);
+                    self.unmarked.insert(log);
+                    self.last_settle = now;
+                } else {
+                    self.stop_log(log, StopReason::SegmentFailed);
+                }
+            }
+        }
+    }
+}
