@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use felix_runtime::quic::{Dir, StreamId};
 use felix_wire::client::{AckRequest, BinaryPublish, PublishWidth, Records};
-use felix_wire::control::Action as Right;
+use felix_wire::control::{Action as Right, NAME_BYTES_MAX};
 use felix_wire::frame::Frame;
 use felix_wire::id::{RequestId, ShardIndex};
 use felix_wire::limits::BATCH_RECORDS_MAX;
@@ -103,6 +103,11 @@ impl Session {
     pub(super) fn declare_width(&mut self, id: StreamId, width: &PublishWidth<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.publishes = true;
+        // Nothing has a longer name, so there is nothing to check, and nothing to remember.
+        if width.namespace.len().max(width.stream.len()) > NAME_BYTES_MAX {
+            stream.declared = None;
+            return;
+        }
         stream.declared = Some(Declared {
             namespace: width.namespace.as_ref().into(),
             stream: width.stream.as_ref().into(),
