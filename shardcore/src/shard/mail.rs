@@ -143,7 +143,7 @@ pub enum ShardOutput {
         reader: Reader,
         page: Page,
     },
-    /// `rest`: what the asking core was not sent; empty when the stream is gone.
+    /// `rest`: what the asking core was not sent, and what was held for its subscriptions; empty when the stream is gone.
     Ended {
         why: Ending,
         rest: Page,

@@ -164,7 +164,7 @@ impl Shard {
     pub fn close(&mut self, why: Ending, out: &mut Outputs) {
         for link in std::mem::take(&mut self.links) {
             let rest = match why {
-                Ending::Moved => self.ring.page(link.next, usize::MAX),
+                Ending::Moved => self.ring.page(link.pin(), usize::MAX),
                 Ending::Deleted => Page::default(),
             };
             self.send(link.core, ShardOutput::Ended { why, rest }, out);

@@ -51,9 +51,6 @@ pub struct Subscriber {
     generation: Option<u64>,
     /// What it was told to go on with.
     expected: Option<u64>,
-    /// End of the shard when it was subscribed, and the next offset it is to get.
-    live_offset: u64,
-    next_offset: u64,
 }
 
 impl Subscriber {
@@ -67,8 +64,6 @@ impl Subscriber {
             reader: None,
             generation: None,
             expected: None,
-            live_offset: 0,
-            next_offset: 0,
         }
     }
 
@@ -217,9 +212,7 @@ impl Subscriber {
             "subscribed",
             [answer.subscription_id.0, u64::from(shard.1), reader as u64],
         );
-        if let (Some(start), Some(live)) = (answer.start_offset, answer.live_offset) {
-            self.next_offset = start.0;
-            self.live_offset = live.0;
+        if let Some(start) = answer.start_offset {
             around.model.stand(reader, known.unwrap_or(0), start.0);
         }
         self.generation = known;
@@ -262,9 +255,6 @@ impl Subscriber {
         for event in batch.iter() {
             let record = read_record(&event.payload, shard)?;
             let position = event.offset.map(|offset| (self.generation.unwrap_or(0), offset.0));
-            if let Some(offset) = event.offset {
-                self.next_offset = offset.0 + 1;
-            }
             around.trace.note(around.now, "event", [reader as u64, u64::from(record.lane), record.seq]);
             around.model.deliver(reader, record, position)?;
         }
@@ -274,19 +264,8 @@ impl Subscriber {
     /// It is to go on elsewhere, or with another token.
     fn moved(&mut self, moved: &ShardMoved<'_>, around: &mut Surroundings<'_>) {
         let resume = moved.resume_from.unwrap_or(Offset(0));
-        let same = self.generation == Some(moved.generation.0);
-        // What it had not caught up with is gone with the old life.
-        let behind = if self.positions {
-            self.next_offset < self.live_offset
-        } else {
-            self.start != StartPosition::Latest
-        };
-        if behind && !same {
-            self.broken(around.model);
-        } else {
-            self.expected = Some(moved.generation.0);
-            self.start = StartPosition::Offset(resume);
-        }
+        self.expected = Some(moved.generation.0);
+        self.start = StartPosition::Offset(resume);
         self.state = State::Idle { until: around.now + Duration::from_millis(1) };
     }
 

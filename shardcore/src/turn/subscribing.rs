@@ -382,6 +382,12 @@ impl Core {
         let Some(mut feed) = self.feeds.remove(&(shard, generation)) else { return };
         let subscribers = std::mem::take(&mut feed.subscribers);
         let limits = self.frame_limits(true);
+        let history = self.frame_limits(false);
+        for token in &subscribers {
+            if let Some(live) = self.sub_mut(*token).and_then(|s| s.live.as_mut()) {
+                live.cursor.take_rest(rest, history);
+            }
+        }
         feed.take_rest(rest, limits, |frame| self.offer(&subscribers, &frame));
         let next_generation = match self.routes.owner(shard) {
             Some(Owner::Here { generation, .. } | Owner::Node { generation, .. }) => *generation,

@@ -131,6 +131,9 @@ impl Subscription {
             return false;
         }
         for slot in &page.slots {
+            if slot.end() <= self.next {
+                continue; // for another subscription of the core
+            }
             if slot.base > self.next {
                 self.lose(slot.base.0 - self.next.0);
             }
@@ -145,6 +148,14 @@ impl Subscription {
         let live = self.next >= feed_end;
         self.phase = if live { Phase::Live } else { Phase::CatchUp { asked: false } };
         live
+    }
+
+    /// What the shard still had when it ended, for one that reads below its feed.
+    pub fn take_rest(&mut self, rest: &Page, limits: FrameLimits) {
+        if let Phase::CatchUp { asked } = &mut self.phase {
+            *asked = true;
+            self.take_page(rest, rest.next, limits);
+        }
     }
 
     /// A frame of the feed. True when it was queued.

@@ -305,3 +305,19 @@ fn history_that_has_gone_altogether_is_counted_as_lost() {
     assert!(sub.take_page(&Page { slots: Vec::new(), next: Offset(9) }, Offset(9), LIVE));
     assert_eq!(sub.dropped(), 7);
 }
+
+#[test]
+fn the_rest_of_a_moved_shard_is_given_once_whatever_it_holds_for_others() {
+    let limits = QueueLimits { frames_max: 100, bytes_max: 1 << 20 };
+    let rest = Page { slots: (0..5).map(|i| slot(i * 3, 3, 20)).collect(), next: Offset(15) };
+    for (start, end) in [(0, 9), (4, 9), (9, 15), (15, 15)] {
+        let block = SlowSubscriber::Block;
+        let mut sub = Subscription::new(Offset(start), Offset(end), limits, block, true, Bytes::new());
+        sub.take_rest(&rest, LIVE);
+        for frame in rest.slots.iter().flat_map(|s| frames_of(s, 0, LIVE)) {
+            sub.offer(&frame);
+        }
+        assert_eq!(read_events(&drain(&mut sub, usize::MAX)), (start..15).collect::<Vec<_>>());
+        assert_eq!(sub.dropped(), 0);
+    }
+}
