@@ -110,8 +110,13 @@ async fn leaky(addr: SocketAddr, certificate: &str) -> (quinn::Connection, quinn
     let inner = TokioRuntime.wrap_udp_socket(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
     let socket = Arc::new(Leaky { inner, leaking: AtomicBool::new(false), sent: AtomicUsize::new(0) });
     let shared: Arc<dyn AsyncUdpSocket> = Arc::clone(&socket) as _;
-    let endpoint =
-        quinn::Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, shared, Arc::new(TokioRuntime)).unwrap();
+    let endpoint = quinn::Endpoint::new_with_abstract_socket(
+        EndpointConfig::default(),
+        None,
+        shared,
+        Arc::new(TokioRuntime),
+    )
+    .unwrap();
     let mut transport = usual_transport();
     transport.congestion_controller_factory(Arc::new(Unbridled)).mtu_discovery_config(None);
     transport.max_idle_timeout(Some(Duration::from_secs(60).try_into().unwrap()));
@@ -144,7 +149,10 @@ async fn a_thousand_strangers_that_leave_a_hole_at_offset_zero_stay_inside_their
     eprintln!("memory {before} -> {connected} -> {during} MiB");
     assert!(connected < before + STRANGERS * 120 / 1_024, "memory of strangers {before} -> {connected} MiB");
     assert!(during > connected + 100, "the attack does not work: {connected} -> {during} MiB");
-    assert!(during < connected + STRANGERS * 256 / 1_024 + 64 + SLACK_MIB, "memory {connected} -> {during} MiB");
+    assert!(
+        during < connected + STRANGERS * 256 / 1_024 + 64 + SLACK_MIB,
+        "memory {connected} -> {during} MiB"
+    );
     let went = good.stop().await;
     assert!(went.p99 < Duration::from_secs(1), "{went:?}");
     world.client().await.authed(TENANT, &world.token).await;
@@ -168,7 +176,10 @@ async fn strangers_with_half_a_frame_on_every_stream_hold_one_frame_each() {
     let peak = peak_memory(&world).await;
     eprintln!("memory {before} -> {peak} MiB");
     // For each connection: itself, its window, the frame under way and the piece that was read last.
-    assert!(peak < before + CONNECTIONS * (100 + 256 + 64 + 64) / 1_024 + SLACK_MIB, "memory {before} -> {peak} MiB");
+    assert!(
+        peak < before + CONNECTIONS * (100 + 256 + 64 + 64) / 1_024 + SLACK_MIB,
+        "memory {before} -> {peak} MiB"
+    );
     for (_, task) in &held {
         task.abort();
     }

@@ -78,7 +78,11 @@ async fn every_bad_token_gets_the_same_answer() {
     for (what, token) in &bad {
         let client = issuer.client().await;
         let answer = answer_to(&client, TENANT, token).await;
-        assert_eq!((answer["type"].as_str(), answer["code"].as_str()), (Some("error"), Some("unauthenticated")), "{what}");
+        assert_eq!(
+            (answer["type"].as_str(), answer["code"].as_str()),
+            (Some("error"), Some("unauthenticated")),
+            "{what}"
+        );
         answers.push((*what, answer));
         // The connection is not at fault: a good token is taken.
         client.authed(TENANT, &valid).await;
@@ -126,12 +130,15 @@ async fn a_missing_right_is_forbidden_whether_the_stream_exists_or_not() {
         texts.push(ack.message);
         let name = (NAMESPACE, stream);
         let mut line = client.authed(TENANT, &token).await;
-        line.send(&json!({"type": "subscribe", "tenant_id": tenant, "namespace": name.0, "stream": name.1})).await;
+        line.send(&json!({"type": "subscribe", "tenant_id": tenant, "namespace": name.0, "stream": name.1}))
+            .await;
         let answer = line.json().await;
         assert_eq!(answer["code"], "forbidden", "subscribe to {tenant}/{stream}: {answer}");
         texts.push(answer["message"].as_str().unwrap().to_owned());
-        line.send(&json!({"type": "stream_shards", "tenant_id": tenant, "namespace": name.0, "stream": name.1,
-            "request_id": 3}))
+        line.send(
+            &json!({"type": "stream_shards", "tenant_id": tenant, "namespace": name.0, "stream": name.1,
+            "request_id": 3}),
+        )
         .await;
         let answer = line.json().await;
         assert_eq!(answer["code"], "forbidden", "stream_shards of {tenant}/{stream}: {answer}");
@@ -256,7 +263,9 @@ async fn a_token_for_all_time_is_a_token() {
     let mut line = client.authed(TENANT, &issuer.signer.sign(&claims("app"))).await;
     let began = Instant::now();
     let mut number = 0;
-    while issuer.broker.metric("felix_broker_turns_total").unwrap() < sweeps || began.elapsed().as_millis() < 300 {
+    while issuer.broker.metric("felix_broker_turns_total").unwrap() < sweeps
+        || began.elapsed().as_millis() < 300
+    {
         number += 1;
         assert_eq!(line.publish(NAME, number, &[b"x"]).await.code, None);
     }

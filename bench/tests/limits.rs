@@ -113,7 +113,8 @@ async fn connections_that_never_authenticate_are_closed_in_time() {
     let world = World::start(&["--auth-timeout-ms=1000"]);
     let began = Instant::now();
     // One says nothing at all, one opens streams and leaves them empty, one sends half a header, one a bad token.
-    let (silent, empty, half, bad) = (world.client().await, world.client().await, world.client().await, world.client().await);
+    let (silent, empty, half, bad) =
+        (world.client().await, world.client().await, world.client().await, world.client().await);
     let authed = world.client().await;
     authed.authed(TENANT, &world.token).await;
     let mut lines = Vec::new();
@@ -194,9 +195,17 @@ async fn a_start_outside_the_ring_is_refused_with_the_valid_end() {
         line.publish((TENANT, NAMESPACE, "good"), id, &[b"x"]).await;
     }
     let (answer, _) = client.subscribe(who, (NAMESPACE, "good"), 0, json!({"offset": 1})).await;
-    assert_eq!((answer["reason"].as_str(), answer["available"].as_u64()), (Some("too_old"), Some(200)), "{answer}");
+    assert_eq!(
+        (answer["reason"].as_str(), answer["available"].as_u64()),
+        (Some("too_old"), Some(200)),
+        "{answer}"
+    );
     let (answer, _) = client.subscribe(who, (NAMESPACE, "good"), 0, json!({"offset": 301})).await;
-    assert_eq!((answer["reason"].as_str(), answer["available"].as_u64()), (Some("in_future"), Some(300)), "{answer}");
+    assert_eq!(
+        (answer["reason"].as_str(), answer["available"].as_u64()),
+        (Some("in_future"), Some(300)),
+        "{answer}"
+    );
     let (answer, events) = client.subscribe(who, (NAMESPACE, "good"), 0, json!("earliest")).await;
     assert_eq!(answer["start_offset"], 200);
     let mut events = events.unwrap();

@@ -201,7 +201,8 @@ pub struct CoreLimits {
     pub stream_window: u32,
     pub conn_window_before_auth: u32,
     pub conn_window: u32,
-    /// All receive windows of the core's authenticated connections together.
+    /// All receive windows of the core's authenticated connections together; unfinished frames may hold as much again,
+    /// and at least two of them.
     pub windows_bytes_max: usize,
     /// Shed unacked publishes of a full shard instead of waiting (the original's behaviour).
     pub shed: bool,

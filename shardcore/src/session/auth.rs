@@ -186,11 +186,10 @@ impl Session {
         tracing::debug!(why, "a stream was not authenticated");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         write_error(stream, refusal);
-        stream.phase = Phase::Over;
-        stream.frame_since = None;
         if !stream.read_done {
             cx.quic.stop_sending(self.key, id, VarInt::from_u32(0));
         }
+        self.read_no_more(id);
     }
 
     /// Nothing when the connection speaks for too many already.

@@ -19,6 +19,7 @@ use std::time::Duration;
 use felix_runtime::clock::Tick;
 use felix_runtime::quic::{ConnKey, Dir, Quic, ReadOutcome, StreamId, VarInt};
 use felix_wire::client::{Error, Message, Records};
+use felix_wire::frame::FrameReader;
 use felix_wire::id::CoreId;
 
 use crate::access::{Access, Granted, Principal};
@@ -490,12 +491,39 @@ impl Session {
         if !stream.publishes {
             write_error(stream, refusal);
         }
-        stream.phase = Phase::Over;
-        stream.frame_since = None;
         if !stream.read_done {
             cx.quic.stop_sending(self.key, id, VarInt::from_u32(CLOSE_PROTOCOL));
         }
+        self.read_no_more(id);
         self.flush(id, cx);
+    }
+
+    /// Lets go of what was read of an unfinished frame: no more of the stream is read, though its end may be far.
+    fn read_no_more(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.phase = Phase::Over;
+        stream.frame_since = None;
+        self.partial_bytes -= stream.reader.buffered_bytes();
+        stream.reader = FrameReader::new(0);
+        if self.partial_owner == Some(id) {
+            self.partial_owner = None;
+        }
+    }
+
+    /// Bytes held of unfinished frames.
+    pub fn partial_bytes(&self) -> usize {
+        self.partial_bytes
+    }
+
+    /// Unfinished frames that are worth giving up: since when, of which stream, how many bytes are held.
+    pub fn partials(&self) -> impl Iterator<Item = (Tick, StreamId, usize)> {
+        let held = self.streams.values().map(|s| (s.frame_since, s.id, s.reader.buffered_bytes()));
+        held.filter_map(|(since, id, bytes)| Some((since?, id, bytes))).filter(|p| p.2 >= READ_BYTES_MAX)
+    }
+
+    /// Ends a stream whose frame the core has no room for.
+    pub fn give_up(&mut self, id: StreamId, cx: &mut Cx<'_>) {
+        self.break_stream(id, &Refusal::no_room(), cx);
     }
 }
 

@@ -74,6 +74,12 @@ impl Refusal {
         refusal
     }
 
+    /// The memory for unfinished frames is needed for others.
+    pub fn no_room() -> Refusal {
+        let refusal = Refusal::new(ErrorCode::Overloaded, "no room for the frame");
+        Refusal { retry_after_ms: Some(1_000), ..refusal }
+    }
+
     /// The broker is shutting down.
     pub fn draining() -> Refusal {
         Refusal::new(ErrorCode::Draining, "the broker is shutting down")

@@ -508,6 +508,7 @@ impl Core {
             }
             self.resume_partial(now, conn);
         }
+        self.give_up_partials(now);
         self.sweep_lanes(now);
         for (gauge, now) in self.gauges() {
             self.counters.set(gauge, now);
@@ -515,6 +516,28 @@ impl Core {
         self.count_dropped();
         self.tenants.handle_timeout(now);
         self.counters.set(Counter::MailDepth, self.outbox.iter().map(VecDeque::len).sum::<usize>() as u64);
+    }
+
+    /// Unfinished frames over the core's budget: those that have been under way longest go.
+    fn give_up_partials(&mut self, now: Tick) {
+        let max = self.limits.windows_bytes_max.max(2 * self.limits.partial_frame_bytes_max);
+        let mut held: usize = self.sessions.values().map(Session::partial_bytes).sum();
+        if held <= max {
+            return;
+        }
+        let of_session = |(conn, s): (&ConnKey, &Session)| s.partials().map(|p| (*conn, p)).collect::<Vec<_>>();
+        let mut partials: Vec<_> = self.sessions.iter().flat_map(of_session).collect();
+        partials.sort_unstable_by_key(|(_, (since, ..))| *since);
+        for (conn, (_, stream, bytes)) in partials {
+            if held <= max {
+                break;
+            }
+            held -= bytes;
+            self.counters.add(Counter::FramesGivenUp, 1);
+            self.with_session(now, conn, |s, cx| s.give_up(stream, cx));
+            self.run_actions(now, conn);
+            self.resume_partial(now, conn);
+        }
     }
 
     fn take_keys(&mut self, now: Tick, keys: Arc<Keys>) {

@@ -66,6 +66,7 @@ counters! {
     AuthRefused Counter "auth_refused" "Streams refused.";
     AuthTimeouts Counter "quic_auth_timeout" "Connections on which nothing authenticated in time.";
     StreamsRefused Counter "streams_refused" "Streams over the bound before authentication.";
+    FramesGivenUp Counter "frames_given_up" "Unfinished frames given up for want of memory.";
     ProtocolViolations Counter "protocol_violations" "Frames that broke the protocol.";
     Datagrams Counter "udp_datagrams" "Datagrams received.";
     StrayDatagrams Counter "udp_stray_datagrams" "Datagrams passed to the core that owns their connection.";
