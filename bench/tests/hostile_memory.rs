@@ -16,7 +16,7 @@ use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, EndpointConfig, Runtime, TokioRuntime, UdpPoller, VarInt};
 use serde_json::json;
 use support::good::Good;
-use support::raw::{Line, Raw, auth, client_config, frame, usual_transport};
+use support::raw::{Line, Raw, auth, client_config, frame, publish, usual_transport};
 use support::world::{NAMESPACE, TENANT, World};
 use support::{until, within};
 
@@ -285,4 +285,82 @@ async fn subscribers_that_never_read_share_what_they_hold() {
     eprintln!("memory {before} -> {peak} MiB");
     // The ring, the newest frames that the queues share, and what each connection has on its way.
     assert!(peak < before + 64 + 32 + 40 + SLACK_MIB, "memory {before} -> {peak} MiB");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_that_cannot_exist_are_not_remembered() {
+    let world = World::start(&[]);
+    let before = world.broker.memory_mib();
+    let client = world.client().await;
+    client.authed(TENANT, &world.token).await;
+    let mut held = Vec::new();
+    for _ in 0..300 {
+        let mut line = client.authed(TENANT, &world.token).await;
+        let width = json!({"type": "publish_width", "tenant_id": TENANT, "namespace": NAMESPACE,
+            "stream": "n".repeat(1 << 20), "shards": 4});
+        line.send(&width).await;
+        line.send(
+            &json!({"type": "publish", "tenant_id": TENANT, "namespace": NAMESPACE, "stream": "missing",
+            "payload": "", "request_id": 1, "ack": "per_message"}),
+        )
+        .await;
+        assert_eq!(line.json().await["code"], "not_found");
+        held.push(line);
+    }
+    let peak = peak_memory(&world).await;
+    assert!(peak < before + SLACK_MIB, "memory {before} -> {peak} MiB");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_opened_and_abandoned_without_end_leave_nothing() {
+    let world = World::start(&[]);
+    let good = Good::start(&world, "good").await;
+    let client = world.client().await;
+    client.authed(TENANT, &world.token).await;
+    let before = world.broker.memory_mib();
+    for i in 0..20_000_u32 {
+        let (mut send, mut recv) = within("a stream", client.conn.open_bi()).await.unwrap();
+        let _ = send.write_all(b"FLX1").await;
+        match i % 3 {
+            0 => drop(send.reset(1_u32.into())),
+            1 => drop(recv.stop(1_u32.into())),
+            _ => drop(send.finish()),
+        }
+        if i % 3 == 1 {
+            let _ = send.reset(1_u32.into());
+        }
+    }
+    let peak = peak_memory(&world).await;
+    assert!(peak < before + SLACK_MIB, "memory {before} -> {peak} MiB");
+    let went = good.stop().await;
+    assert!(went.p99 < Duration::from_secs(1), "{went:?}");
+    client.authed(TENANT, &world.token).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unfinished_frames_of_many_connections_stay_inside_the_budget() {
+    let world = World::start(&["--memory=512MiB"]);
+    let good = Good::start(&world, "good").await;
+    let before = world.broker.memory_mib();
+    let mut almost = publish((TENANT, NAMESPACE, "s"), None, Some(1), &[&vec![7; 15 << 20]]).to_vec();
+    almost.pop();
+    let mut held = Vec::new();
+    for _ in 0..60 {
+        let client = world.client().await;
+        let line = client.authed(TENANT, &world.token).await;
+        held.push((client, tokio::spawn(write_and_hold(line, almost.clone()))));
+    }
+    let peak = peak_memory(&world).await;
+    eprintln!("memory {before} -> {peak} MiB");
+    assert!(peak < 512, "memory {before} -> {peak} MiB");
+    // A large frame that does arrive is still taken.
+    let client = world.client_of("s").await;
+    let mut line = client.authed(TENANT, &world.token).await;
+    let ack = line.publish((TENANT, NAMESPACE, "s"), 1, &[&vec![7; 10 << 20]]).await;
+    assert_eq!(ack.code, None, "{ack:?}");
+    let went = good.stop().await;
+    assert!(went.p99 < Duration::from_secs(1), "{went:?}");
+    for (_, task) in held {
+        task.abort();
+    }
 }

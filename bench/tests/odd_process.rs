@@ -36,7 +36,11 @@ fn with_certificate(bind: &str) -> (World, tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
     let pem = write_certificate(&cert, &key);
-    let flags = [format!("--tls-cert={}", cert.display()), format!("--tls-key={}", key.display()), format!("--quic-bind={bind}")];
+    let flags = [
+        format!("--tls-cert={}", cert.display()),
+        format!("--tls-key={}", key.display()),
+        format!("--quic-bind={bind}"),
+    ];
     let world = World::start(&[&flags[0], &flags[1], &flags[2]]);
     std::fs::write(world.folder.path().join("broker.pem"), &pem).unwrap();
     (world, folder, pem)
@@ -66,7 +70,12 @@ async fn a_drain_under_load_ends_in_time_and_delivers_what_was_acked() {
             loop {
                 while sent < acked + 16 {
                     sent += 1;
-                    if line.send.write_all(&publish(name("s"), None, Some(sent), &[&[1; 1_000]])).await.is_err() {
+                    if line
+                        .send
+                        .write_all(&publish(name("s"), None, Some(sent), &[&[1; 1_000]]))
+                        .await
+                        .is_err()
+                    {
                         break;
                     }
                 }
@@ -98,6 +107,41 @@ async fn a_drain_under_load_ends_in_time_and_delivers_what_was_acked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_does_not_wait_for_clients_that_never_read() {
+    let flags = [
+        "--shutdown-drain-timeout-ms=4000",
+        "--sub-queue-policy=block",
+        "--replay-ring-max-records=16",
+        "--subscriber-queue-capacity=4",
+        "--publish-queue-wait-ms=60000",
+    ];
+    let mut world = World::start(&flags);
+    let mut transport = support::raw::usual_transport();
+    transport.stream_receive_window(2_048_u32.into()).receive_window(4_096_u32.into());
+    let config = support::raw::client_config(&world.broker.certificate(), transport);
+    let deaf = Raw::connect_with(world.broker.addr, config).await.unwrap();
+    deaf.until_served(TENANT, &world.token, NAMESPACE, "s").await;
+    let (_, _events) = deaf.subscribe((TENANT, &world.token), (NAMESPACE, "s"), 0, json!("latest")).await;
+    // Publishes pile up behind the subscriber, acked ones and others.
+    let client = world.client().await;
+    let mut line = client.authed(TENANT, &world.token).await;
+    let frame = publish(name("s"), None, Some(1), &[&[1; 20_000]]);
+    let writing = tokio::spawn(async move { while line.send.write_all(&frame).await.is_ok() {} });
+    let parked = || world.broker.metric("felix_broker_ingress_queue_depth");
+    until("parked publishes", async || (parked()? > 20).then_some(())).await;
+    let began = Instant::now();
+    world.broker.signal("-TERM");
+    let status = world.broker.ended();
+    let took = began.elapsed();
+    assert!(
+        status.success() && took < Duration::from_secs(6),
+        "{status:?} after {took:?}: {}",
+        world.broker.log()
+    );
+    writing.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_broker_comes_back_on_its_port_and_old_connections_learn_of_it() {
     let mut world = World::start(&[]);
     let client = world.client_of("s").await;
@@ -117,7 +161,9 @@ async fn a_killed_broker_comes_back_on_its_port_and_old_connections_learn_of_it(
     let client = world.client_of("s").await;
     let mut line = client.authed(TENANT, &world.token).await;
     assert_eq!(line.publish(name("s"), 3, &[b"z"]).await.code, None);
-    assert!(matches!(client.subscribe((TENANT, &world.token), (NAMESPACE, "s"), 0, json!({"offset": 0})).await.1, Some(_)));
+    let (answer, _) =
+        client.subscribe((TENANT, &world.token), (NAMESPACE, "s"), 0, json!({"offset": 0})).await;
+    assert_eq!(answer["type"], "subscribed", "offsets begin again: {answer}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
