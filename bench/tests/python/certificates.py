@@ -42,7 +42,7 @@ def _name(text):
 
 
 def _builder(subject, issuer, key):
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

@@ -56,8 +56,8 @@ def make_broker(make_folder):
 
 
 def background(body):
-    """Makes a test of a body that waits most of its time. The body starts with the run, on a thread of its own, and gets
-    `make_broker` or `make_folder`, as it names it; the test comes last and is what became of the body."""
+    """Makes a test of a body that waits most of its time. The body starts with the run, on a thread of its own, and
+    gets `make_broker` or `make_folder`, as it names it; the test comes last and is what became of the body."""
 
     def test(_background):
         _background[body.__name__].result(_TEST_S - 10)

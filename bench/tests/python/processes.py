@@ -14,6 +14,7 @@ import subprocess
 import urllib.error
 import urllib.request
 
+from certificates import write_authority_and_leaf
 from waiting import until
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -25,10 +26,12 @@ OTHER_TENANT = "t2"
 NAMESPACE = "default"
 
 _PR_SET_PDEATHSIG = 1
+# Found before any fork: between fork and exec only the call itself is safe, since other threads may hold locks.
+_prctl = ctypes.CDLL(None).prctl
 
 
 def _die_with_parent():
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def program(name):
@@ -38,7 +41,7 @@ def program(name):
 
 
 def start(arguments, log, **more):
-    """A child process, its standard error in the file `log`."""
+    """A child process, its standard error in the file `log`. It lives no longer than the thread that starts it."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FELIX_")}
     environment.update(more.pop("env", {}))
     with open(log, "ab") as errors:
@@ -131,9 +134,7 @@ class ControlPlane:
 
     def bootstrap(self, tenant, what, body):
         headers = {"x-felix-bootstrap-token": BOOTSTRAP_TOKEN}
-        status, answer = http(
-            "POST", f"{self.bootstrap_url}/internal/bootstrap/tenants/{tenant}/{what}", body, headers
-        )
+        status, answer = http("POST", f"{self.bootstrap_url}/internal/bootstrap/tenants/{tenant}/{what}", body, headers)
         assert status == 200, (status, answer)
         return answer
 
@@ -168,15 +169,10 @@ class Broker:
         self._cores = cores
         self._settings = [f"--{key.replace('_', '-')}={value}" for key, value in dict(settings).items()]
         self._shards = 0
-        self._certificate()
+        write_authority_and_leaf(self.folder)
         (self.folder / "node.token").write_text(plane.node_credential())
         self._bind = "127.0.0.1:0"
         self.start()
-
-    def _certificate(self):
-        from certificates import write_authority_and_leaf
-
-        write_authority_and_leaf(self.folder)
 
     def start(self):
         """Starts it, after an end on the same address."""

@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
 import time
 import urllib.request
 
@@ -33,8 +32,17 @@ class Dev:
         self._commands = itertools.count()
         self.log = self.folder / "dev.log"
         self.ready_file = self.folder / "ready.json"
-        self.environment = {"FELIX_CONTEXT_DIR": str(self.folder / "context"), "FELIX_BIN_DIR": os.path.dirname(program("felix"))}
-        arguments = ["dev", f"--data-dir={self.folder / 'data'}", "--cores=0,1,2,3", "--port=0", f"--ready-file={self.ready_file}"]
+        self.environment = {
+            "FELIX_CONTEXT_DIR": str(self.folder / "context"),
+            "FELIX_BIN_DIR": os.path.dirname(program("felix")),
+        }
+        arguments = [
+            "dev",
+            f"--data-dir={self.folder / 'data'}",
+            "--cores=0,1,2,3",
+            "--port=0",
+            f"--ready-file={self.ready_file}",
+        ]
         arguments += ["--set=pin=false", "--set=spin_us=0", *options]
         self.process = start([program("felix"), *arguments], self.log, env=self.environment)
         ReadyFile(self.ready_file).wait(self.process, self.log)
@@ -132,7 +140,9 @@ def test_what_the_python_client_publishes_arrives_at_felix_sub(dev, tmp_path):
     client = dev.connect()
     with open(tmp_path / "lines", "rb") as lines:
         for number, line in enumerate(lines):
-            client.publish("from-python", line.rstrip(b"\n"), key=line.split(b"\t")[0], ack="none" if number % 2 else "per_message")
+            client.publish(
+                "from-python", line.rstrip(b"\n"), key=line.split(b"\t")[0], ack="none" if number % 2 else "per_message"
+            )
     assert reading.wait(30) == 0
     with open(tmp_path / "got", "rb") as got:
         assert sorted(sum(numbers_by_key(got).values(), [])) == list(range(4_000))

@@ -72,7 +72,9 @@ def new_client(broker, face=SyncFace):
 
 
 def is_stopped(pid):
-    states = [path.read_text().rsplit(")", 1)[1].split()[0] for path in pathlib.Path(f"/proc/{pid}/task").glob("*/stat")]
+    states = [
+        path.read_text().rsplit(")", 1)[1].split()[0] for path in pathlib.Path(f"/proc/{pid}/task").glob("*/stat")
+    ]
     return set(states) == {"T"}
 
 
@@ -259,4 +261,6 @@ def test_a_drain_under_load_loses_no_acked_record_of_a_connected_subscriber(make
     assert not missing, f"{len(missing)} of {len(acked)} acked records are missing, such as {missing[:5]}"
     assert len(errors) == 4
     # A record in flight when the connection closed may or may not have been written; nothing says that it was.
-    assert all(isinstance(e, (felix.ConnectionError, felix.OutcomeUnknownError, felix.ShardUnavailableError)) for e in errors), errors
+    assert all(
+        isinstance(e, (felix.ConnectionError, felix.OutcomeUnknownError, felix.ShardUnavailableError)) for e in errors
+    ), errors

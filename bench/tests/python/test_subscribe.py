@@ -197,8 +197,12 @@ def test_a_sharded_subscription_resumes_each_listed_shard_behind_its_position(cl
 @pytest.mark.parametrize("routing", ["modulo", "jump_hash"])
 def test_keys_go_to_the_shard_of_the_streams_mapping(client, new_stream, routing):
     stream = new_stream(shards=3, routing=routing)
-    expected = {b"a": {"modulo": 1, "jump_hash": 1}, b"k0": {"modulo": 0, "jump_hash": 2}, b"": {"modulo": 0, "jump_hash": 0},
-                b"k1": {"modulo": 1, "jump_hash": 2}}
+    expected = {
+        b"a": {"modulo": 1, "jump_hash": 1},
+        b"k0": {"modulo": 0, "jump_hash": 2},
+        b"": {"modulo": 0, "jump_hash": 0},
+        b"k1": {"modulo": 1, "jump_hash": 2},
+    }
     subscription = client.subscribe_sharded(stream)
     for key in expected:
         client.publish(stream, key, key=key)

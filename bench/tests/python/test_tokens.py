@@ -1,4 +1,4 @@
-"""Tokens that must not work, each with its exception and its code; and one that works, to know the others fail for cause."""
+"""Tokens that must not work, each with its exception and code; and one that does, so that those fail for cause."""
 
 import time
 
@@ -133,7 +133,9 @@ def test_a_missing_right_is_forbidden_and_the_client_goes_on(face, forge, rights
 
 
 def test_a_missing_right_is_forbidden_even_for_a_stream_that_does_not_exist(face, forge):
-    client = Scoped(connect(face, forge.broker, forge.broker.plane.mint(["stream.publish:stream:t1/default/elsewhere"])))
+    client = Scoped(
+        connect(face, forge.broker, forge.broker.plane.mint(["stream.publish:stream:t1/default/elsewhere"]))
+    )
     with pytest.raises(felix.AuthError) as caught:
         client.publish("no-such-stream", b"x")
     assert caught.value.code == "forbidden"
