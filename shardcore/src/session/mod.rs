@@ -191,12 +191,6 @@ impl Session {
         !self.identities.is_empty()
     }
 
-    /// Bytes of unfinished frames.
-    #[cfg(any(test, feature = "sim"))]
-    pub fn partial_bytes(&self) -> usize {
-        self.partial_bytes
-    }
-
     /// Nothing is unanswered and no answer unwritten.
     pub fn is_settled(&self) -> bool {
         self.streams.values().all(|s| s.is_settled() && s.out_bytes() == 0 && s.unsettled == 0)

@@ -42,7 +42,7 @@ pub fn run(seed: u64) -> Result<Report, Box<Failure>> {
 /// As `run`, or that the runs differ.
 pub fn check(seed: u64) -> Result<Report, Box<Failure>> {
     let report = run(seed)?;
-    if seed % 50 == 0 {
+    if seed.is_multiple_of(50) {
         let again = run(seed)?;
         if (again.hash, again.happened) != (report.hash, report.happened) {
             let what = format!("two runs differ: {} and {} things happened", report.happened, again.happened);

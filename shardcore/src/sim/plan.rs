@@ -40,6 +40,8 @@ pub enum Happening {
 #[derive(Clone, Debug)]
 pub struct PublisherPlan {
     pub stream: usize,
+    /// Only to this shard.
+    pub only: Option<u32>,
     /// Publishes to make before `heal_at`, as fast as the window lets it.
     pub publishes: u32,
     pub batch_max: u32,
@@ -228,6 +230,7 @@ fn client(rng: &mut SimRng, plan: &Plan, (stalls, deaf, expiry): (bool, bool, bo
     let publishers = (0..rng.below(4))
         .map(|_| PublisherPlan {
             stream: rng.below(plan.shards.len() as u64) as usize,
+            only: None,
             publishes: 20 << rng.below(5),
             batch_max: if on(rng) { 1 } else { 1 + rng.below(20) as u32 },
             payload_max: [60, 60, 60, 2_000, 20_000][rng.below(5) as usize],

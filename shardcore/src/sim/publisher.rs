@@ -69,6 +69,12 @@ impl Publisher {
         }
     }
 
+    /// Publishes not made yet, and those not answered.
+    #[cfg(test)]
+    pub fn open(&self) -> (u32, usize) {
+        (self.left, self.unanswered.len())
+    }
+
     /// Whether it reads its answers.
     pub fn reads(&self, now: Tick) -> bool {
         now >= self.plan.reads_from
@@ -117,7 +123,7 @@ impl Publisher {
         let rng = &mut *around.rng;
         let percent = |rng: &mut felix_runtime::sim::SimRng, of: u32| rng.chance(of * 10_000);
         let (acked, json) = (percent(rng, self.plan.acked), percent(rng, self.plan.json));
-        let index = rng.below(u64::from(shards)) as u32;
+        let index = self.plan.only.unwrap_or_else(|| rng.below(u64::from(shards)) as u32);
         let count = 1 + rng.below(u64::from(self.plan.batch_max));
         let shard = (self.plan.stream, index);
         self.left -= 1;
@@ -258,7 +264,7 @@ fn encode(shard: ShardKey, shards: u32, payloads: &[Vec<u8>], id: Option<Request
     let key = key_of(shard.1, shards);
     if json {
         // One half names the shard, the other a key.
-        let explicit = payloads.len() % 2 == 0;
+        let explicit = payloads.len().is_multiple_of(2);
         let message = PublishBatch {
             tenant_id: TENANT.into(),
             namespace: NAMESPACE.into(),

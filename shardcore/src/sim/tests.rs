@@ -1,12 +1,17 @@
 //! Seeds that every run of the tests takes.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use felix_runtime::clock::Tick;
+use felix_runtime::sim::Faults;
+
+use super::plan::{ClientPlan, PublisherPlan, SubscriberPlan};
 use super::*;
+use crate::snapshot::{CoreLimits, SlowSubscriber};
 
 /// Seeds from `FELIX_SIM_SEEDS`, else what fits a minute of two slow cores.
 fn seeds() -> u64 {
-    std::env::var("FELIX_SIM_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
+    std::env::var("FELIX_SIM_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(500)
 }
 
 fn fail(failure: &Failure) -> ! {
@@ -44,5 +49,94 @@ fn seeds_that_failed_once_do_not_fail_again() {
         if let Err(failure) = run(seed) {
             fail(&failure);
         }
+    }
+}
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Two shards on two cores with tiny rings, a subscriber of shard 0 that never reads before `heal_at`, and `publishers`
+/// on one connection.
+fn stalled_shard(publishers: Vec<PublisherPlan>) -> Plan {
+    let subscriber = |shard, stalled| SubscriberPlan { stream: 0, shard, begins: Tick::ZERO, earliest: false, stalled };
+    let heal_at = Tick::ZERO + MS * 6_000;
+    let never = (Tick::MAX, Tick::MAX);
+    let client = |publishers, subscribers| ClientPlan {
+        ours: false,
+        publishers,
+        subscribers,
+        token_life_s: 1_000,
+        renews: false,
+    };
+    let limits = CoreLimits {
+        slow_subscriber: SlowSubscriber::Block,
+        ring_bytes_max: 4_000,
+        subscriber_queue_frames: 4,
+        stream_window: 16 << 10,
+        ..CoreLimits::default()
+    };
+    Plan {
+        seed: 1,
+        cores: 2,
+        limits,
+        send_window: 16 << 10,
+        faults: Faults::none(MS * 5),
+        stray_ppm: 0,
+        mail_delay: MS,
+        mail_slots: 64,
+        keys_delay: Duration::ZERO,
+        shards: vec![2],
+        clients: vec![
+            client(publishers, Vec::new()),
+            client(Vec::new(), vec![subscriber(0, (Tick::ZERO, heal_at)), subscriber(1, never)]),
+        ],
+        happenings: Vec::new(),
+        heal_at,
+    }
+}
+
+fn publisher(only: Option<u32>, acked: u32, publishes: u32) -> PublisherPlan {
+    PublisherPlan {
+        stream: 0,
+        only,
+        publishes,
+        batch_max: 1,
+        payload_max: 400,
+        acked,
+        json: 0,
+        depth: 16,
+        pace: Duration::from_micros(100),
+        reads_from: Tick::ZERO,
+    }
+}
+
+#[test]
+fn one_stalled_shard_does_not_hold_up_the_other_streams_of_its_connection() {
+    for acked in [100, 0] {
+        let plan = stalled_shard(vec![publisher(Some(0), acked, 4_000), publisher(Some(1), 100, 400)]);
+        let mut world = World::new(plan);
+        world.until(Tick::ZERO + MS * 5_000).unwrap();
+        let client = &world.clients()[0];
+        assert_ne!(client.publishers[0].open().0, 0, "the shard that nobody reads is not stalled");
+        assert_eq!(client.publishers[1].open(), (0, 0), "acked {acked}: the other shard's stream waits");
+        if let Err(failure) = world.run() {
+            fail(&failure);
+        }
+    }
+}
+
+#[test]
+fn a_stream_whose_publishes_are_parked_is_read_on_for_other_shards() {
+    // Not acked, so that nothing is refused in time: what is parked stays within the stream's window.
+    let mut mixed = publisher(None, 0, 200);
+    mixed.depth = 200;
+    let mut world = World::new(stalled_shard(vec![mixed]));
+    world.until(Tick::ZERO + MS * 5_000).unwrap();
+    let records = |shard| {
+        let (_, reader) = world.model().readers().find(|(_, r)| r.shard == (0, shard)).unwrap();
+        reader.records
+    };
+    assert!(records(1) > 80 && records(0) == 0, "{} and {}", records(1), records(0));
+    if let Err(failure) = world.run() {
+        fail(&failure);
     }
 }

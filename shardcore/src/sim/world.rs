@@ -103,6 +103,18 @@ impl World {
         }
     }
 
+    /// Its clients.
+    #[cfg(test)]
+    pub fn clients(&self) -> &[Client] {
+        &self.clients
+    }
+
+    /// What they saw.
+    #[cfg(test)]
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
     fn run_all(&mut self) -> Result<(), String> {
         self.until(self.plan.heal_at)?;
         self.net.set_faults(Faults::none(Duration::from_millis(1)));
@@ -134,7 +146,10 @@ impl World {
     }
 
     /// Lets everything happen that happens before `end`.
-    fn until(&mut self, end: Tick) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// The first thing that is not as it must be.
+    pub fn until(&mut self, end: Tick) -> Result<(), String> {
         loop {
             self.settle()?;
             let happening = self.plan.happenings.get(self.next_happening).map(|(at, _)| *at);

@@ -208,10 +208,10 @@ impl Core {
                 self.quic.handle_datagram(now, remote, local_ip, ecn, data);
             }
             Mail::ToShard(to) => {
-                self.to_own_shard(from, to);
+                self.handle_ask(from, to);
                 self.route_outputs(now);
             }
-            Mail::FromShard(answer) => self.from_shard(now, answer),
+            Mail::FromShard(answer) => self.handle_answer(now, answer),
         }
     }
 
@@ -459,7 +459,7 @@ impl Core {
         let mut outputs = std::mem::take(&mut self.shard_out);
         for (core, answer) in outputs.drain(..) {
             if core == self.id {
-                self.from_shard(now, answer);
+                self.handle_answer(now, answer);
             } else if let Some(outbox) = self.outbox.get_mut(usize::from(core.0)) {
                 outbox.push_back(Mail::FromShard(answer));
             }
@@ -472,9 +472,9 @@ impl Core {
     }
 
     /// Sends to the owner of a shard, which may be this core.
-    pub(super) fn to_shard(&mut self, now: Tick, owner: CoreId, to: ToShard) {
+    pub(super) fn ask_shard(&mut self, now: Tick, owner: CoreId, to: ToShard) {
         if owner == self.id {
-            self.to_own_shard(owner, to);
+            self.handle_ask(owner, to);
             self.route_outputs(now);
         } else if let Some(outbox) = self.outbox.get_mut(usize::from(owner.0)) {
             outbox.push_back(Mail::ToShard(to));

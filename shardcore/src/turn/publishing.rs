@@ -128,10 +128,10 @@ impl Core {
         }
         let to = ToShard { shard, generation, what: ShardInput::Publish { at, job } };
         if remote {
-            self.to_shard(now, owner, to);
+            self.ask_shard(now, owner, to);
         } else {
             // The answer is taken here and not by `route_outputs`, which would come back to this lane once per publish.
-            self.to_own_shard(owner, to);
+            self.handle_ask(owner, to);
             if let Some((_, answer)) = self.shard_out.pop() {
                 self.publish_answer(now, answer);
             }
@@ -147,7 +147,7 @@ impl Core {
     }
 
     /// A request for a shard of this core.
-    pub(super) fn to_own_shard(&mut self, from: CoreId, to: ToShard) {
+    pub(super) fn handle_ask(&mut self, from: CoreId, to: ToShard) {
         let ToShard { shard: id, generation, what } = to;
         let shard = self.shards.get_mut(&id).filter(|s| s.generation() == generation);
         let Some(shard) = shard else {
@@ -181,7 +181,7 @@ impl Core {
     }
 
     /// What a shard said to this core.
-    pub(super) fn from_shard(&mut self, now: Tick, answer: FromShard) {
+    pub(super) fn handle_answer(&mut self, now: Tick, answer: FromShard) {
         let shard = answer.shard;
         match answer.what {
             ShardOutput::Published { .. } | ShardOutput::Bounced { .. } => self.publish_answer(now, answer),
@@ -190,7 +190,7 @@ impl Core {
                     lane.room();
                 }
             }
-            other => return self.from_shard_to_readers(now, shard, answer.generation, other),
+            other => return self.handle_reader_answer(now, shard, answer.generation, other),
         }
         if self.lanes.get(&shard).is_some_and(|l| l.queued() > 0) {
             self.run_lane(now, shard);

@@ -97,7 +97,7 @@ impl Core {
         feed.subscribers.push(token);
         let hold = self.limits.slow_subscriber == SlowSubscriber::Block;
         let what = ShardInput::Subscribe { token, start: ask.start, hold };
-        self.to_shard(now, place.core, ToShard { shard: place.shard, generation: place.generation, what });
+        self.ask_shard(now, place.core, ToShard { shard: place.shard, generation: place.generation, what });
     }
 
     /// Writes what the subscribers with something to write can write.
@@ -109,7 +109,7 @@ impl Core {
     }
 
     /// What a shard said that is not about a publish.
-    pub(super) fn from_shard_to_readers(
+    pub(super) fn handle_reader_answer(
         &mut self,
         now: Tick,
         shard: ShardId,
@@ -122,7 +122,7 @@ impl Core {
                 let reason = if too_old { CursorErrorReason::TooOld } else { CursorErrorReason::InFuture };
                 let answer = SubscribeCursorError { reason, requested, available };
                 self.refuse_subscription(now, token, |s, cx, on| {
-                    s.answer(on, &Message::SubscribeCursorError(answer.clone()), cx);
+                    s.answer(on, &Message::SubscribeCursorError(answer), cx);
                 });
             }
             ShardOutput::SubscribeMoved { token } => {
@@ -148,7 +148,7 @@ impl Core {
         if feed.subscribers.is_empty() {
             self.feeds.remove(&key);
             let to = ToShard { shard: sub.shard, generation: sub.generation, what: ShardInput::Unlink };
-            self.to_shard(now, owner, to);
+            self.ask_shard(now, owner, to);
         } else {
             self.release(now, owner, key, token);
             self.pull(now, key);
@@ -159,7 +159,7 @@ impl Core {
     fn release(&mut self, now: Tick, owner: CoreId, (shard, generation): FeedKey, token: SubToken) {
         if self.limits.slow_subscriber == SlowSubscriber::Block {
             let what = ShardInput::Release { token };
-            self.to_shard(now, owner, ToShard { shard, generation, what });
+            self.ask_shard(now, owner, ToShard { shard, generation, what });
         }
     }
 
@@ -235,7 +235,7 @@ impl Core {
             start_offset: offsets.then_some(start),
             live_offset: offsets.then_some(end),
             queue_capacity,
-            boot: offsets.then(|| boot ^ (shard.stream.0 << 32) ^ generation.0),
+            boot: offsets.then_some(boot ^ (shard.stream.0 << 32) ^ generation.0),
         };
         self.with_session(now, conn, |s, cx| s.answer(answer_on, &Message::Subscribed(answer), cx));
         let mut hello = BytesMut::new();
@@ -312,7 +312,7 @@ impl Core {
         let Some(from) = feed.wants_pull(blocked) else { return };
         let owner = feed.owner;
         let what = ShardInput::Pull { reader: Reader::Live, from, bytes_max: PULL_BYTES };
-        self.to_shard(now, owner, ToShard { shard, generation, what });
+        self.ask_shard(now, owner, ToShard { shard, generation, what });
     }
 
     fn pump_subscription(&mut self, now: Tick, token: SubToken) {
@@ -372,7 +372,7 @@ impl Core {
             let owner = self.feeds.get(&(shard, generation)).map(|f| f.owner);
             let what = ShardInput::Pull { reader: Reader::CatchUp(token), from, bytes_max };
             if let Some(owner) = owner {
-                self.to_shard(now, owner, ToShard { shard, generation, what });
+                self.ask_shard(now, owner, ToShard { shard, generation, what });
             }
         }
         self.pull(now, (shard, generation));

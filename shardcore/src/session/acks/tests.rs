@@ -35,7 +35,7 @@ fn answered(out: &mut BytesMut) -> Vec<(u64, bool, Option<u64>)> {
 }
 
 fn outcome(number: u64) -> Outcome {
-    if number % 5 == 0 {
+    if number.is_multiple_of(5) {
         Outcome::Refused(Box::new(Refusal::overloaded(500)))
     } else {
         Outcome::Written(Offset(number * 10))
