@@ -186,6 +186,8 @@ pub struct CoreLimits {
     pub subscriber_queue_frames: u32,
     pub subscriber_queue_frames_max: u32,
     pub subscriber_queue_bytes: usize,
+    /// The queues of all subscribers of the core together; over it each shard's get an equal share.
+    pub subscriber_queues_bytes_max: usize,
     pub slow_subscriber: SlowSubscriber,
     pub subscriptions_per_connection: u32,
     pub subscriptions_max: u32,
@@ -237,6 +239,7 @@ impl Default for CoreLimits {
             subscriber_queue_frames: 512,
             subscriber_queue_frames_max: 4_096,
             subscriber_queue_bytes: 16 * MIB,
+            subscriber_queues_bytes_max: 1_024 * MIB,
             slow_subscriber: SlowSubscriber::DropNew,
             subscriptions_per_connection: 4_096,
             subscriptions_max: 16_384,

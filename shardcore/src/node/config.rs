@@ -68,6 +68,8 @@ pub struct Config {
 
 /// Share of a core's memory for the receive windows of its connections, in percent.
 const WINDOW_MEMORY_PERCENT: u64 = 25;
+/// Share of a core's memory for the queues of its subscribers, in percent.
+const QUEUE_MEMORY_PERCENT: u64 = 15;
 /// Share of a core's memory that one other core's unanswered requests may hold, divided by the cores, in percent.
 const PAIR_MEMORY_PERCENT: u64 = 10;
 /// Smallest and largest byte credit of a pair of cores: at least one largest frame must fit.
@@ -112,6 +114,7 @@ impl Settings {
             live_frame_bytes: self.event_batch_max_bytes.get(),
             subscriber_queue_frames: count(self.subscriber_queue_capacity),
             subscriber_queue_frames_max: count(self.subscriber_queue_max),
+            subscriber_queues_bytes_max: Size(share / 100 * QUEUE_MEMORY_PERCENT).get(),
             slow_subscriber: self.sub_queue_policy.into(),
             subscriptions_per_connection: count(self.max_subscriptions_per_conn),
             subscriptions_max: count(self.max_subscriptions_total.div_ceil(cores)),

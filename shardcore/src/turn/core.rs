@@ -509,6 +509,7 @@ impl Core {
             self.resume_partial(now, conn);
         }
         self.give_up_partials(now);
+        self.bound_queues();
         self.sweep_lanes(now);
         for (gauge, now) in self.gauges() {
             self.counters.set(gauge, now);

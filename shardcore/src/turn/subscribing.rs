@@ -26,6 +26,8 @@ use crate::snapshot::{Owner, ShardId, SlowSubscriber};
 
 /// Bytes written to one subscriber before the next has its turn.
 const WRITE_QUANTUM_BYTES: usize = 1 << 20;
+/// Every subscriber's queue may hold this much, whatever the others hold.
+const QUEUE_BYTES_MIN: usize = 256 << 10;
 
 /// One life of a shard as the readers of a core see it: a moved shard has two feeds until its old owner has ended.
 pub type FeedKey = (ShardId, Generation);
@@ -340,6 +342,21 @@ impl Core {
         self.counters.add(Counter::EventBytes, written as u64);
         self.count_delivered(token);
         self.after_pump(now, token);
+    }
+
+    /// Shares the core's memory for queues out when they hold more than that. A shard counts as its longest queue, since
+    /// its subscriptions hold the same frames.
+    pub(super) fn bound_queues(&mut self) {
+        let subs = &self.subs;
+        let live = |token: &SubToken| subs.get((token.0 & 0xf_ffff) as usize).and_then(|s| s.live.as_ref());
+        let queued = |token: &SubToken| live(token).map_or(0, |l| l.cursor.queue_bytes());
+        let longest = self.feeds.values().map(|feed| feed.subscribers.iter().map(queued).max().unwrap_or(0));
+        let (held, max) = (longest.sum::<usize>(), self.limits.subscriber_queues_bytes_max);
+        let share = if held > max { max / self.feeds.len() } else { usize::MAX };
+        let bytes_max = share.max(QUEUE_BYTES_MIN).min(self.limits.subscriber_queue_bytes);
+        for live in self.subs.iter_mut().filter_map(|(_, s)| s.live.as_mut()) {
+            live.cursor.set_queue_bytes_max(bytes_max);
+        }
     }
 
     /// Counts what subscriptions have lost since the last time.

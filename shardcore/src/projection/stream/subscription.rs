@@ -104,6 +104,16 @@ impl Subscription {
         self.dropped - std::mem::replace(&mut self.dropped_told, self.dropped)
     }
 
+    /// Bytes queued; subscriptions of one shard hold the same frames.
+    pub fn queue_bytes(&self) -> usize {
+        self.queue_bytes
+    }
+
+    /// Changes the bound of the queue. What is over it already stays until it is written, or dropped as the policy says.
+    pub fn set_queue_bytes_max(&mut self, bytes_max: usize) {
+        self.limits.bytes_max = bytes_max;
+    }
+
     /// The first offset that has not gone to the stream.
     pub fn undelivered(&self) -> Offset {
         self.undelivered
