@@ -364,3 +364,37 @@ async fn unfinished_frames_of_many_connections_stay_inside_the_budget() {
         task.abort();
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queues_of_subscribers_on_many_streams_stay_inside_the_budget() {
+    const STREAMS: usize = 60;
+    let world = World::start(&["--memory=512MiB"]);
+    let names: Vec<String> = (0..STREAMS).map(|i| format!("deaf-{i}")).collect();
+    for name in &names {
+        world.stream(name, 1);
+    }
+    let who = (TENANT, world.token.as_str());
+    let mut held = Vec::new();
+    for name in &names {
+        let client = deaf(&world).await;
+        client.until_served(TENANT, &world.token, NAMESPACE, name).await;
+        held.push((client.subscribe(who, (NAMESPACE, name), 0, json!("latest")).await.1, client));
+    }
+    let publisher = world.client_of("s").await;
+    let mut events = publisher.subscribe(who, (NAMESPACE, "s"), 0, json!("latest")).await.1.unwrap();
+    let before = world.broker.memory_mib();
+    let mut line = publisher.authed(TENANT, &world.token).await;
+    let record = vec![5; 128 << 10];
+    let mut peak = before;
+    for round in 0..160 {
+        for name in &names {
+            assert_eq!(line.publish((TENANT, NAMESPACE, name), 1, &[&record]).await.code, None);
+        }
+        // One that reads gets everything all the while.
+        assert_eq!(line.publish((TENANT, NAMESPACE, "s"), 1, &[&record]).await.code, None);
+        events.records(round, 1).await;
+        peak = peak.max(world.broker.memory_mib());
+    }
+    eprintln!("memory {before} -> {peak} MiB");
+    assert!(peak < 512, "memory {before} -> {peak} MiB");
+}
