@@ -526,7 +526,8 @@ impl Core {
         if held <= max {
             return;
         }
-        let of_session = |(conn, s): (&ConnKey, &Session)| s.partials().map(|p| (*conn, p)).collect::<Vec<_>>();
+        let of_session =
+            |(conn, s): (&ConnKey, &Session)| s.partials().map(|p| (*conn, p)).collect::<Vec<_>>();
         let mut partials: Vec<_> = self.sessions.iter().flat_map(of_session).collect();
         partials.sort_unstable_by_key(|(_, (since, ..))| *since);
         for (conn, (_, stream, bytes)) in partials {
