@@ -366,13 +366,14 @@ impl Core {
         self.counters.add(Counter::SubscribeDropped, dropped);
     }
 
-    /// Counts for the subscriber's tenant what its stream was given.
+    /// Counts what the subscriber's stream was given, and for its tenant.
     fn count_delivered(&mut self, token: SubToken) {
         let Some(sub) = self.sub_mut(token) else { return };
         let tenant = sub.tenant;
-        let Some((records, bytes)) = sub.live.as_mut().map(|l| l.cursor.take_delivered()) else { return };
-        self.tenants.add(tenant, TenantCount::DeliveredRecords, records);
-        self.tenants.add(tenant, TenantCount::DeliveredBytes, bytes);
+        let Some(delivered) = sub.live.as_mut().map(|l| l.cursor.take_delivered()) else { return };
+        self.counters.add(Counter::EventFrames, delivered.frames);
+        self.tenants.add(tenant, TenantCount::DeliveredRecords, delivered.records);
+        self.tenants.add(tenant, TenantCount::DeliveredBytes, delivered.payload_bytes);
     }
 
     fn after_pump(&mut self, now: Tick, token: SubToken) {

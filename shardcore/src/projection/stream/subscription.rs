@@ -31,6 +31,14 @@ enum Phase {
     Live,
 }
 
+/// What went to the stream of a subscription.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delivered {
+    pub frames: u64,
+    pub records: u64,
+    pub payload_bytes: u64,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Subscription {
@@ -54,8 +62,8 @@ pub struct Subscription {
     dropped: u64,
     /// What `take_dropped` has told of them.
     dropped_told: u64,
-    /// Records and payload bytes staged since they were last taken.
-    delivered: (u64, u64),
+    /// Since it was last taken.
+    delivered: Delivered,
 }
 
 impl Subscription {
@@ -85,7 +93,7 @@ impl Subscription {
             ended: false,
             dropped: 0,
             dropped_told: 0,
-            delivered: (0, 0),
+            delivered: Delivered::default(),
         }
     }
 
@@ -94,8 +102,8 @@ impl Subscription {
         self.dropped
     }
 
-    /// Records that went to the stream and their payload bytes, since the last call.
-    pub fn take_delivered(&mut self) -> (u64, u64) {
+    /// What went to the stream since the last call.
+    pub fn take_delivered(&mut self) -> Delivered {
         std::mem::take(&mut self.delivered)
     }
 
@@ -238,8 +246,9 @@ impl Subscription {
         if let Some(frame) = self.queue.pop_front() {
             self.queue_bytes -= frame.cost();
             self.undelivered = frame.end();
-            self.delivered.0 += u64::from(frame.count);
-            self.delivered.1 += frame.payload_bytes() as u64;
+            self.delivered.frames += 1;
+            self.delivered.records += u64::from(frame.count);
+            self.delivered.payload_bytes += frame.payload_bytes() as u64;
             self.staged.push_back(frame.head(self.offsets));
             self.staged.push_back(frame.body());
         } else if let Some(last) = self.ending.as_mut().filter(|_| !self.ended) {

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::feed::Feed;
 use super::frame::{Frame, FrameLimits, cut};
-use super::subscription::{QueueLimits, Subscription};
+use super::subscription::{Delivered, QueueLimits, Subscription};
 use crate::shard::ring::{Page, Slot};
 use crate::snapshot::SlowSubscriber;
 
@@ -113,6 +113,22 @@ fn a_feed_asks_once_and_ignores_an_answer_it_did_not_ask_for() {
     assert_eq!(feed.wants_pull(false), None, "one pull at a time");
     feed.take_page(&page, LIVE, |frame| seen.push(frame.base.0));
     assert_eq!((seen, feed.end()), (vec![5], Offset(7)));
+}
+
+#[test]
+fn what_went_to_the_stream_is_told_once_in_frames_records_and_bytes() {
+    let limits = QueueLimits { frames_max: 4, bytes_max: 600 };
+    let hello = Bytes::from_static(b"hello");
+    let mut sub = Subscription::new(Offset(0), Offset(0), limits, SlowSubscriber::DropNew, true, hello);
+    for frame in frames_of(&slot(0, 2, 20), 0, LIVE).into_iter().chain(frames_of(&slot(2, 3, 20), 0, LIVE)) {
+        assert!(sub.offer(&frame));
+    }
+    assert_eq!(sub.take_delivered(), Delivered::default(), "nothing has left the queue");
+    while let Some(chunk) = sub.chunk() {
+        chunk.clear();
+    }
+    assert_eq!(sub.take_delivered(), Delivered { frames: 2, records: 5, payload_bytes: 100 });
+    assert_eq!(sub.take_delivered(), Delivered::default());
 }
 
 /// One subscriber beside the shard and feed that serve it.
