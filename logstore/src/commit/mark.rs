@@ -25,8 +25,6 @@ pub enum MarkKind {
     Deleted,
     /// The shard left this core with all its bytes in its segments.
     Released,
-    /// The next offset is `ceiling`: what is between `end` and it may have been seen and was lost.
-    Skipped,
 }
 
 impl MarkKind {
@@ -37,7 +35,6 @@ impl MarkKind {
             MarkKind::Start => 2,
             MarkKind::Deleted => 3,
             MarkKind::Released => 4,
-            MarkKind::Skipped => 5,
         }
     }
 
@@ -48,7 +45,6 @@ impl MarkKind {
             2 => MarkKind::Start,
             3 => MarkKind::Deleted,
             4 => MarkKind::Released,
-            5 => MarkKind::Skipped,
             _ => return None,
         })
     }
@@ -75,6 +71,8 @@ pub struct Mark {
     /// Checksum of the head of the batch that ends at `place`; 0 when its segment is empty.
     pub checksum: u32,
     pub policy: Fsync,
+    /// The next offset is `ceiling`: what is between `end` and it may have been seen and was lost.
+    pub skips: bool,
 }
 
 impl Mark {
@@ -95,7 +93,8 @@ impl Mark {
             .u32(self.checksum)
             .u8(self.kind.code())
             .u8(self.policy.code())
-            .zeros(10);
+            .u8(u8::from(self.skips))
+            .zeros(9);
         debug_assert_eq!(out.len() - before, MARK_BYTES);
     }
 
@@ -112,6 +111,7 @@ impl Mark {
         let checksum = fields.u32()?;
         let kind = MarkKind::from_code(fields.u8()?)?;
         let policy = Fsync::from_code(fields.u8()?)?;
+        let skips = fields.u8()? != 0;
         Some(Mark {
             kind,
             key,
@@ -124,6 +124,7 @@ impl Mark {
             newest_ms,
             checksum,
             policy,
+            skips,
         })
     }
 }

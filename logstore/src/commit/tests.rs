@@ -28,6 +28,7 @@ fn round() -> Round {
             newest_ms: 1_234,
             checksum: 99,
             policy: Fsync::None,
+            skips: true,
         }],
         pieces: vec![PieceHead {
             key: KEY,

@@ -221,8 +221,13 @@ impl Engine {
 
     /// Makes durable what `logs` have settled: syncs the slots and segments that were written without.
     pub(super) fn flush(&mut self, logs: Vec<LogId>) {
+        if self.flushing {
+            // What it would find clean may be in the sync that is under way.
+            self.flush_waits.extend(logs);
+            return;
+        }
         let mut points: Vec<(LogId, Point)> = Vec::new();
-        let mut files = self.slots.take_dirty();
+        let mut files = Vec::new();
         for log in logs {
             let Some(shard) = self.logs.get_mut(&log) else { continue };
             shard.flushing = true;
@@ -233,6 +238,7 @@ impl Engine {
             return;
         }
         self.flushing = true;
+        files.extend(self.slots.take_dirty());
         let desk = self.desk.clone();
         self.scripts.start(async move {
             let result = scripts::sync_all(&desk, files).await;
@@ -242,21 +248,38 @@ impl Engine {
 
     pub(super) fn flushed(&mut self, logs: Vec<(LogId, Point)>, result: Result<(), DiskError>, now: Tick) {
         self.flushing = false;
+        let waiting = std::mem::take(&mut self.flush_waits);
+        self.due.extend(waiting);
         if let Err(error) = result {
             self.events.push_back(Event::DiskTrouble { what: "a flush", error });
+            self.flush_failed(&logs);
+            return;
         }
         for (log, point) in logs {
             self.due.insert(log);
             if let Some(shard) = self.logs.get_mut(&log) {
                 shard.flushing = false;
-                if result.is_ok() {
-                    shard.log.flushed(point);
-                    self.unmarked.insert(log);
-                    self.last_settle = now;
-                } else {
-                    self.stop_log(log, StopReason::SegmentFailed);
-                }
+                shard.log.flushed(point);
+                self.unmarked.insert(log);
+                self.last_settle = now;
             }
+        }
+    }
+
+    /// A failed sync is never tried again: every log stops that has something settled and not durable, since it may have
+    /// been in a file of the flush.
+    fn flush_failed(&mut self, logs: &[(LogId, Point)]) {
+        for (log, _) in logs {
+            self.due.insert(*log);
+            if let Some(shard) = self.logs.get_mut(log) {
+                shard.flushing = false;
+            }
+        }
+        let behind = |log: &crate::log::Log| log.durable_end() < log.settled_end();
+        let lost: Vec<LogId> =
+            self.logs.iter().filter(|(_, shard)| behind(&shard.log)).map(|(log, _)| *log).collect();
+        for log in lost {
+            self.stop_log(log, StopReason::SegmentFailed);
         }
     }
 }

@@ -90,6 +90,7 @@ impl Log {
             place: Place { segment: point.end.segment, byte: point.end.byte },
             newest_ms: point.end.newest_ms,
             checksum: point.end.checksum,
+            skips: false,
             ..self.mark(MarkKind::Truncated)
         }
     }
@@ -119,6 +120,8 @@ impl Log {
         self.memory_bytes = self.runs().iter().map(|run| run.len as usize).sum();
         let SegmentEnd { segment, offset, byte, newest_ms, checksum } = point.end;
         let end = Point { end: offset, place: Place { segment, byte }, newest_ms, checksum };
+        self.skip_to = None;
+        self.skip_floor = point.at;
         self.claimed = point.at;
         self.appended = point.at;
         self.submitted = point.at;

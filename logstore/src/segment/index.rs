@@ -53,13 +53,6 @@ impl Index {
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
-
-    #[cfg(test)]
-    pub(crate) fn spoil(&mut self) {
-        for (_, byte) in &mut self.entries {
-            *byte += 8;
-        }
-    }
 }
 
 #[cfg(test)]

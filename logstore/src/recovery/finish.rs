@@ -1,0 +1,256 @@
+//! The whole of a recovery, in order. Scope: functions.
+//! Invariants: the slot that says where every log stands is durable before any older slot or file goes; the lock of the volume
+//! is held from the first operation on.
+//! Not here: the steps themselves.
+
+use std::rc::Rc;
+
+use felix_runtime::file::{DiskError, DiskPath, EntryKind, FileId, LockKind, OpenFlags, OpenMode};
+use felix_wire::id::Offset;
+use futures::StreamExt;
+
+use super::evidence::{Evidence, Known};
+use super::shard::{self, Found, Setting};
+use super::slots::{SlotRead, read_slot};
+use super::{Recovered, RecoveryConfig, RecoveryError, Refusal, Refused};
+use crate::checksum::Epoch;
+use crate::commit::slot::{RECOVERY_CORE, ROUNDS_AT};
+use crate::commit::{Mark, MarkKind, Round, SlotHead};
+use crate::id::{Fsync, Place, RoundNumber, Run, SegmentSeq, ShardKey};
+use crate::limits::BLOCK;
+use crate::log::LogState;
+use crate::names;
+use crate::script::Desk;
+
+/// Logs recovered at once.
+const LOGS_AT_ONCE: usize = 32;
+/// Marks of one round of the slot that is left.
+const MARKS_PER_ROUND: usize = 4_096;
+
+pub(super) async fn recover(desk: &Desk, config: RecoveryConfig) -> Result<Recovered, RecoveryError> {
+    let lock = take_lock(desk, &config).await?;
+    let slots = read_slots(desk, &config).await?;
+    let mut evidence = Evidence::gather(&slots);
+    let setting = Setting {
+        desk: desk.clone(),
+        volume: config.volume,
+        wait: config.lock_wait,
+        rebooted: evidence.boot.is_some_and(|boot| boot != config.boot),
+        slots: Rc::new(slots.iter().map(|slot| slot.file).collect()),
+    };
+    let (keys, mut refused) = find_logs(desk, &config, &evidence).await?;
+    for key in &keys {
+        evidence.logs.entry(*key).or_default();
+    }
+    let mut found = Vec::new();
+    let work = keys.iter().filter_map(|key| evidence.logs.get_key_value(key));
+    let work = work.filter(|(_, known)| !known.deleted);
+    let mut running = futures::stream::iter(work)
+        .map(|(key, known)| shard::recover(&setting, *key, known))
+        .buffer_unordered(LOGS_AT_ONCE);
+    while let Some(result) = running.next().await {
+        match result {
+            Ok(log) => found.push(log),
+            Err(refusal) => refused.push(refusal),
+        }
+    }
+    drop(running);
+    found.sort_by_key(|found| found.state.key);
+    refused.sort_by_key(|refused| refused.key);
+    let named = slots.iter().filter_map(|slot| names::run_of_slot(slot.path.name())).map(|run| run.0).max();
+    let run = Run(evidence.run.max(named.unwrap_or(0)) + 1);
+    write_slot(desk, &config, run, marks(&found, &refused, &evidence, &keys)).await?;
+    clean_up(desk, &config, slots, &refused, &evidence, &keys).await?;
+    remove_leftovers(desk, &found).await;
+    let torn =
+        found.iter().filter(|found| found.torn).map(|found| (found.state.key, found.state.end)).collect();
+    let logs: Vec<LogState> = found.into_iter().map(|found| found.state).collect();
+    Ok(Recovered { run, lock, logs, refused, torn })
+}
+
+fn at(path: &DiskPath) -> impl Fn(DiskError) -> RecoveryError + use<> {
+    let path = path.clone();
+    move |error| match error {
+        DiskError::Locked => RecoveryError::Locked { path: path.clone() },
+        error => RecoveryError::Disk { path: path.clone(), error },
+    }
+}
+
+/// Makes the directories and locks the volume.
+async fn take_lock(desk: &Desk, config: &RecoveryConfig) -> Result<FileId, RecoveryError> {
+    let path = names::top(config.volume, names::LOCK);
+    let flags = OpenFlags::plain(OpenMode::Create);
+    let (lock, _) = desk.open(path.clone(), flags).await.map_err(at(&path))?;
+    desk.lock(lock, LockKind::Exclusive, config.lock_wait).await.map_err(at(&path))?;
+    for name in [names::SLOTS, names::POOL, names::SHARDS] {
+        let dir = names::top(config.volume, name);
+        desk.make_dir(dir.clone()).await.map_err(at(&dir))?;
+    }
+    let root = DiskPath::root(config.volume);
+    desk.sync_dir(root.clone()).await.map_err(at(&root))?;
+    Ok(lock)
+}
+
+async fn read_slots(desk: &Desk, config: &RecoveryConfig) -> Result<Vec<SlotRead>, RecoveryError> {
+    let dir = names::top(config.volume, names::SLOTS);
+    let mut slots = Vec::new();
+    for entry in desk.list(dir.clone()).await.map_err(at(&dir))? {
+        let ours = entry.kind == EntryKind::File && names::run_of_slot(&entry.name).is_some();
+        if let (true, Ok(path)) = (ours, dir.join(&entry.name)) {
+            slots.push(read_slot(desk, path, config.lock_wait).await?);
+        }
+    }
+    Ok(slots)
+}
+
+/// Logs with a directory, and refusals for those that should have one.
+async fn find_logs(
+    desk: &Desk,
+    config: &RecoveryConfig,
+    evidence: &Evidence,
+) -> Result<(Vec<ShardKey>, Vec<Refused>), RecoveryError> {
+    let dir = names::top(config.volume, names::SHARDS);
+    let entries = desk.list(dir.clone()).await.map_err(at(&dir))?;
+    let directories = entries.iter().filter(|entry| entry.kind == EntryKind::Directory);
+    let keys: Vec<ShardKey> = directories.filter_map(|entry| names::shard_of(&entry.name)).collect();
+    let missing =
+        evidence.logs.iter().filter(|(key, known)| known.listed && !known.deleted && !keys.contains(key));
+    let refused = missing.map(|(key, _)| Refused {
+        key: *key,
+        path: names::shard(config.volume, *key),
+        byte: 0,
+        why: Refusal::DirectoryMissing,
+    });
+    Ok((keys.clone(), refused.collect()))
+}
+
+/// What the slot says that recovery leaves: where each log stands, and which are deleted but may still be named.
+fn marks(found: &[Found], refused: &[Refused], evidence: &Evidence, keys: &[ShardKey]) -> Vec<Mark> {
+    let states = found.iter().map(|found| mark_of(&found.state));
+    let known = |key: &ShardKey| evidence.logs.get(key).and_then(|known| known.mark);
+    let kept = refused.iter().filter_map(|refused| known(&refused.key));
+    let deleted = |(key, known): (&ShardKey, &Known)| {
+        let mark = known
+            .mark
+            .filter(|_| known.deleted && (keys.contains(key) || !known.pieces.is_empty() || known.listed));
+        mark.map(|mark| Mark { kind: MarkKind::Deleted, ..mark })
+    };
+    states.chain(kept).chain(evidence.logs.iter().filter_map(deleted)).collect()
+}
+
+fn mark_of(state: &LogState) -> Mark {
+    let last = state.segments.last();
+    let skips = state.next > state.end;
+    Mark {
+        kind: MarkKind::State,
+        skips,
+        key: state.key,
+        lineage: state.lineage,
+        lineage_base: state.end,
+        start: state.start,
+        end: state.end,
+        ceiling: if skips || state.policy != Fsync::OnCommit { state.next } else { Offset(0) },
+        place: last.map_or(Place { segment: SegmentSeq(0), byte: 0 }, |last| Place {
+            segment: last.end.segment,
+            byte: last.end.byte,
+        }),
+        newest_ms: last.map_or(0, |last| last.end.newest_ms),
+        checksum: last.map_or(0, |last| last.end.checksum),
+        policy: state.policy,
+    }
+}
+
+/// Writes the slot with the rounds first and the head last, so that it counts only when it is whole.
+async fn write_slot(
+    desk: &Desk,
+    config: &RecoveryConfig,
+    run: Run,
+    marks: Vec<Mark>,
+) -> Result<(), RecoveryError> {
+    let path = names::recovered(config.volume, run);
+    let disk = at(&path);
+    let epoch = Epoch(config.entropy ^ run.0.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let (file, _) = desk.open(path.clone(), OpenFlags::plain(OpenMode::CreateNew)).await.map_err(&disk)?;
+    let mut chunks: Vec<&[Mark]> = marks.chunks(MARKS_PER_ROUND).collect();
+    if chunks.is_empty() {
+        chunks.push(&[]);
+    }
+    let mut byte = ROUNDS_AT;
+    for (index, chunk) in chunks.iter().enumerate() {
+        let round = Round {
+            number: RoundNumber(index as u64 + 1),
+            live_from: RoundNumber(1),
+            clean: false,
+            prior: Vec::new(),
+            marks: chunk.to_vec(),
+            pieces: Vec::new(),
+        };
+        desk.write_bytes(file, byte, &round.encode_meta(epoch)).await.map_err(&disk)?;
+        byte += round.total_len() as u64;
+    }
+    desk.sync(file).await.map_err(&disk)?;
+    let head = SlotHead {
+        epoch,
+        run,
+        boot: config.boot,
+        core: RECOVERY_CORE,
+        number: 0,
+        size_bytes: byte.next_multiple_of(BLOCK),
+        first_round: 1,
+    };
+    desk.write_bytes(file, 0, &head.encode()).await.map_err(&disk)?;
+    desk.sync(file).await.map_err(&disk)?;
+    let dir = path.parent();
+    desk.sync_dir(dir.clone()).await.map_err(at(&dir))?;
+    desk.close(file).await;
+    Ok(())
+}
+
+/// Removes slots that are not needed any more, the files of deleted logs, and the pool. When a log is refused, all slots stay:
+/// what they hold of it may be wanted.
+async fn clean_up(
+    desk: &Desk,
+    config: &RecoveryConfig,
+    slots: Vec<SlotRead>,
+    refused: &[Refused],
+    evidence: &Evidence,
+    keys: &[ShardKey],
+) -> Result<(), RecoveryError> {
+    for key in keys.iter().filter(|key| evidence.logs.get(*key).is_some_and(|known| known.deleted)) {
+        let dir = names::shard(config.volume, *key);
+        for entry in desk.list(dir.clone()).await.map_err(at(&dir))? {
+            if let Ok(path) = dir.join(&entry.name) {
+                desk.unlink(path.clone()).await.map_err(at(&path))?;
+            }
+        }
+        desk.remove_dir(dir.clone()).await.map_err(at(&dir))?;
+        desk.sync_dir(dir.parent()).await.map_err(at(&dir))?;
+    }
+    let dir = names::top(config.volume, names::SLOTS);
+    for slot in slots {
+        desk.close(slot.file).await;
+        if refused.is_empty() {
+            desk.unlink(slot.path.clone()).await.map_err(at(&slot.path))?;
+        }
+    }
+    desk.sync_dir(dir.clone()).await.map_err(at(&dir))?;
+    let pool = names::top(config.volume, names::POOL);
+    for entry in desk.list(pool.clone()).await.map_err(at(&pool))? {
+        if let Ok(path) = pool.join(&entry.name) {
+            desk.unlink(path.clone()).await.map_err(at(&path))?;
+        }
+    }
+    desk.sync_dir(pool.clone()).await.map_err(at(&pool))
+}
+
+/// Removes segments that are no part of their log any more. What cannot be removed is found again at the next start.
+async fn remove_leftovers(desk: &Desk, found: &[Found]) {
+    for found in found.iter().filter(|found| !found.leftovers.is_empty()) {
+        for path in &found.leftovers {
+            let _ = desk.unlink(path.clone()).await;
+        }
+        if let Some(first) = found.leftovers.first() {
+            let _ = desk.sync_dir(first.parent()).await;
+        }
+    }
+}

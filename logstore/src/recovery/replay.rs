@@ -1,0 +1,73 @@
+//! Writing pieces into their segments. Scope: functions of one recovery.
+//! Invariants: a piece goes exactly where it says; bytes beside it in its first and last block stay; doing it again changes
+//! nothing.
+//! Not here: which pieces (`shard`).
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+use felix_runtime::file::{DiskError, FileId};
+
+use crate::limits::BLOCK;
+use crate::script::Desk;
+
+/// Bytes of one write.
+const EXTENT_BYTES_MAX: u64 = 1 << 20;
+
+/// A piece to be written: where it is in a slot and where it belongs in the segment.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Move {
+    pub slot: FileId,
+    pub slot_byte: u64,
+    pub byte: u64,
+    pub len: u64,
+}
+
+/// Writes `moves`, ordered by their byte in the segment `to`. Nothing is synced.
+pub(super) async fn write_pieces(desk: &Desk, to: FileId, moves: &[Move]) -> Result<(), DiskError> {
+    let mut at = 0;
+    while let Some(first) = moves.get(at) {
+        let mut extent = read_piece(desk, first).await?;
+        at += 1;
+        while let Some(next) = moves.get(at) {
+            let end = first.byte + extent.len() as u64;
+            if next.byte != end || extent.len() as u64 + next.len > EXTENT_BYTES_MAX {
+                break;
+            }
+            extent.extend_from_slice(&read_piece(desk, next).await?);
+            at += 1;
+        }
+        write_extent(desk, to, first.byte, &extent).await?;
+    }
+    Ok(())
+}
+
+async fn read_piece(desk: &Desk, piece: &Move) -> Result<Vec<u8>, DiskError> {
+    let from = piece.slot_byte - piece.slot_byte % BLOCK;
+    let skip = (piece.slot_byte - from) as usize;
+    let whole = (skip as u64 + piece.len).next_multiple_of(BLOCK) as usize;
+    let bytes = desk.read_all(piece.slot, from, whole).await?;
+    let piece = bytes.get(skip..skip + piece.len as usize);
+    piece.map(<[u8]>::to_vec).ok_or(DiskError::Io { errno: 0 })
+}
+
+async fn write_extent(desk: &Desk, to: FileId, byte: u64, bytes: &[u8]) -> Result<(), DiskError> {
+    let from = byte - byte % BLOCK;
+    let end = byte + bytes.len() as u64;
+    let before = (byte - from) as usize;
+    let mut whole = Vec::with_capacity(before + bytes.len() + BLOCK as usize);
+    if before > 0 {
+        whole = desk.read_all(to, from, BLOCK as usize).await?;
+        whole.resize(before, 0);
+    }
+    whole.extend_from_slice(bytes);
+    let over = (end % BLOCK) as usize;
+    if over > 0 {
+        let last = desk.read_all(to, end - over as u64, BLOCK as usize).await?;
+        whole.extend_from_slice(last.get(over..).unwrap_or_default());
+    }
+    let mut at = from;
+    for chunk in whole.chunks(EXTENT_BYTES_MAX as usize) {
+        desk.write_bytes(to, at, chunk).await?;
+        at += chunk.len() as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,441 @@
+//! One log: its segments in order, its pieces, its end. Scope: functions of one recovery.
+//! Invariants: pieces are in their segments, synced, before the end is judged; sealed segments are not scanned unless a round
+//! is missing; the end is never below what is known to have been durable.
+//! Not here: what slots say (`evidence`).
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use felix_runtime::file::{DiskError, DiskPath, FileId, LockKind, OpenFlags, OpenMode, VolumeId};
+use felix_wire::id::Offset;
+
+use super::evidence::Known;
+use super::replay::{Move, write_pieces};
+use super::{Refusal, Refused};
+use crate::commit::Mark;
+use crate::id::{Fsync, Lineage, SegmentSeq, ShardKey};
+use crate::limits::{BLOCK, EVIDENCE_SEARCH_BYTES};
+use crate::log::{LogState, SealedState};
+use crate::names;
+use crate::record::BatchFault;
+use crate::script::Desk;
+use crate::segment::format::{SegmentEnd, SegmentFault, SegmentHead};
+use crate::segment::walk::{Evidence, SEARCH_OVERLAP, Step, Walk, search};
+
+/// What every log's recovery needs.
+#[derive(Clone)]
+pub(super) struct Setting {
+    pub desk: Desk,
+    pub volume: VolumeId,
+    pub wait: Duration,
+    /// The kernel was started again since the last use of the volume.
+    pub rebooted: bool,
+    /// Open slots, by their number in the evidence.
+    pub slots: std::rc::Rc<Vec<FileId>>,
+}
+
+/// A log that can be served.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub state: LogState,
+    /// Segments that are not part of it any more.
+    pub leftovers: Vec<DiskPath>,
+    /// Bytes were cut off.
+    pub torn: bool,
+}
+
+struct Shard<'a> {
+    setting: &'a Setting,
+    key: ShardKey,
+    known: &'a Known,
+    /// Heads that belong to this log, by number.
+    heads: BTreeMap<SegmentSeq, SegmentHead>,
+    /// Files whose head is damaged.
+    damaged: Vec<(SegmentSeq, SegmentFault)>,
+    all: Vec<SegmentSeq>,
+}
+
+/// One segment of the log with its end, which only the last may not know.
+#[derive(Debug, Clone, Copy)]
+struct Link {
+    head: SegmentHead,
+    end: Option<SegmentEnd>,
+}
+
+/// Recovers one log.
+pub(super) async fn recover(setting: &Setting, key: ShardKey, known: &Known) -> Result<Found, Refused> {
+    let mut shard =
+        Shard { setting, key, known, heads: BTreeMap::new(), damaged: Vec::new(), all: Vec::new() };
+    shard.read_heads().await?;
+    let chain = shard.chain()?;
+    shard.replay(&chain).await?;
+    if known.suspect {
+        shard.scan_sealed(&chain).await?;
+    }
+    let (chain, torn) = shard.judge(chain).await?;
+    Ok(shard.found(&chain, torn))
+}
+
+impl Shard<'_> {
+    fn path(&self, seq: SegmentSeq) -> DiskPath {
+        names::segment(self.setting.volume, self.key, seq)
+    }
+
+    fn refuse(&self, seq: SegmentSeq, byte: u64, why: Refusal) -> Refused {
+        Refused { key: self.key, path: self.path(seq), byte, why }
+    }
+
+    fn disk(&self, seq: SegmentSeq) -> impl Fn(DiskError) -> Refused + use<> {
+        let (key, path) = (self.key, self.path(seq));
+        move |error| Refused { key, path: path.clone(), byte: 0, why: Refusal::Disk(error) }
+    }
+
+    async fn read_heads(&mut self) -> Result<(), Refused> {
+        let desk = &self.setting.desk;
+        let dir = names::shard(self.setting.volume, self.key);
+        let entries = desk.list(dir.clone()).await.map_err(|error| Refused {
+            key: self.key,
+            path: dir,
+            byte: 0,
+            why: Refusal::Disk(error),
+        })?;
+        for seq in entries.iter().filter_map(|entry| names::segment_of(&entry.name)) {
+            self.all.push(seq);
+            let disk = self.disk(seq);
+            let (file, _) =
+                desk.open(self.path(seq), OpenFlags::plain(OpenMode::Read)).await.map_err(&disk)?;
+            let block = desk.read_all(file, 0, BLOCK as usize).await.map_err(&disk)?;
+            desk.close(file).await;
+            match SegmentHead::decode(&block) {
+                Ok(head) if head.key == self.key && head.seq == seq => {
+                    self.heads.insert(seq, head);
+                }
+                // A file made ready for its next use, or one that is no segment yet.
+                Ok(_) | Err(SegmentFault::NotASegment) => {}
+                Err(fault) => self.damaged.push((seq, fault)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The mark that holds for this log now, if no newer lineage has a segment.
+    fn mark_in_force(&self) -> Option<&Mark> {
+        let newest = self.heads.values().map(|head| head.lineage).max();
+        self.known.mark.as_ref().filter(|mark| newest.is_none_or(|newest| mark.lineage >= newest))
+    }
+
+    fn newest(&self) -> Option<&SegmentHead> {
+        self.heads.last_key_value().map(|(_, head)| head)
+    }
+
+    /// The segments of the log, oldest first.
+    fn chain(&self) -> Result<Vec<Link>, Refused> {
+        let ended = self
+            .mark_in_force()
+            .filter(|mark| self.newest().is_none_or(|newest| mark.lineage > newest.lineage));
+        let (mut seq, mut end) = match (ended, self.newest()) {
+            // The lineage was raised and nothing was written since: the log ends where the mark says.
+            (Some(mark), _) => (mark.place.segment, Some(end_of(mark))),
+            (None, Some(newest)) => (newest.seq, None),
+            (None, None) => (SegmentSeq(0), None),
+        };
+        self.check_lost(seq, ended.is_some())?;
+        let mut chain = Vec::new();
+        while seq.0 != 0 {
+            let Some(head) = self.heads.get(&seq) else {
+                return Err(self.lost(seq));
+            };
+            chain.push(Link { head: *head, end });
+            match head.before {
+                Some(before) if before.offset > self.known.start => {
+                    (seq, end) = (before.segment, Some(before))
+                }
+                _ => break,
+            }
+        }
+        chain.reverse();
+        Ok(chain)
+    }
+
+    /// A segment that must be there and is not: missing, or its head is.
+    fn lost(&self, seq: SegmentSeq) -> Refused {
+        match self.damaged.iter().find(|(damaged, _)| *damaged == seq) {
+            Some((_, SegmentFault::Version(version))) => self.refuse(seq, 0, Refusal::Version(*version)),
+            Some(_) => self.refuse(seq, 0, Refusal::HeadDamaged),
+            None if self.all.contains(&seq) => self.refuse(seq, 0, Refusal::HeadDamaged),
+            None => self.refuse(seq, 0, Refusal::SegmentMissing),
+        }
+    }
+
+    /// Whether slots or damaged heads speak of segments behind `last`, the newest that can be read.
+    fn check_lost(&self, last: SegmentSeq, ended: bool) -> Result<(), Refused> {
+        let newest = self.newest().map_or(Lineage(0), |newest| newest.lineage);
+        let raised = self.mark_in_force().filter(|_| ended).map_or(newest, |mark| mark.lineage);
+        let marked = self.mark_in_force().map(|mark| mark.place.segment);
+        let pieces = self.known.pieces.iter().map(|(piece, _, _)| piece);
+        let pieced = pieces.filter(|piece| piece.lineage >= raised).map(|piece| piece.place.segment);
+        let damaged = self.damaged.iter().map(|(seq, _)| *seq);
+        match pieced.chain(marked).chain(damaged).filter(|seq| *seq > last).min() {
+            Some(lost) => Err(self.lost(lost)),
+            None => Ok(()),
+        }
+    }
+
+    /// Brings pieces to their segments and makes those durable that recovery relies on.
+    async fn replay(&self, chain: &[Link]) -> Result<(), Refused> {
+        let desk = &self.setting.desk;
+        for (index, link) in chain.iter().enumerate() {
+            let limit = link.end.map_or(u64::MAX, |end| end.byte);
+            let mut moves: Vec<Move> = Vec::new();
+            for (piece, slot, slot_byte) in &self.known.pieces {
+                let here = piece.place.segment == link.head.seq && piece.epoch == link.head.epoch;
+                // A cut may go through a piece: what is behind it is never parsed.
+                let within = piece.place.byte < limit && piece.end > self.known.start;
+                if here
+                    && within
+                    && let Some(file) = self.setting.slots.get(*slot)
+                {
+                    let (slot_byte, byte, len) = (*slot_byte, piece.place.byte, u64::from(piece.len));
+                    moves.push(Move { slot: *file, slot_byte, byte, len });
+                }
+            }
+            moves.sort_by_key(|piece| piece.byte);
+            moves.dedup_by_key(|piece| piece.byte);
+            let last = index + 1 == chain.len();
+            if moves.is_empty() && !last {
+                continue;
+            }
+            let seq = link.head.seq;
+            let disk = self.disk(seq);
+            let (file, _) =
+                desk.open(self.path(seq), OpenFlags::plain(OpenMode::Write)).await.map_err(&disk)?;
+            let done = async {
+                desk.lock(file, LockKind::Exclusive, self.setting.wait).await?;
+                write_pieces(desk, file, &moves).await?;
+                desk.sync(file).await
+            };
+            let done = done.await;
+            desk.close(file).await;
+            done.map_err(&disk)?;
+        }
+        Ok(())
+    }
+
+    /// A round that may have held bytes of this log is lost: what it held must be in segments.
+    async fn scan_sealed(&self, chain: &[Link]) -> Result<(), Refused> {
+        let first = self.known.first_segment.unwrap_or(0);
+        for link in chain.iter().filter(|link| link.head.seq.0 >= first) {
+            let Some(end) = link.end else { continue };
+            let walk = Walk { epoch: link.head.epoch, byte: BLOCK, due: link.head.base, limit: end.byte };
+            let scanned = self.scan(link.head.seq, walk, 0).await?;
+            if scanned.end.offset < end.offset {
+                let (found, durable) = (scanned.end.offset, end.offset);
+                return Err(self.refuse(
+                    link.head.seq,
+                    scanned.stopped_at,
+                    Refusal::Damaged { found, durable },
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the end of the last segment, and refuses if it is below what was durable.
+    async fn judge(&self, mut chain: Vec<Link>) -> Result<(Vec<Link>, bool), Refused> {
+        let Some(last) = chain.last().copied() else { return Ok((chain, false)) };
+        if last.end.is_some() {
+            return Ok((chain, false));
+        }
+        let head = last.head;
+        let mark = self.mark_in_force().filter(|mark| {
+            mark.lineage == head.lineage && mark.place.segment == head.seq && !self.known.suspect
+        });
+        let (from, newest_ms) = match mark {
+            Some(mark) => (Some((mark.place.byte, mark.end, mark.checksum)), mark.newest_ms),
+            None => (None, 0),
+        };
+        let (byte, due, checksum) = from.unwrap_or((BLOCK, head.base, 0));
+        let walk = Walk { epoch: head.epoch, byte, due, limit: u64::MAX };
+        let mut scanned = self.scan(head.seq, walk, newest_ms).await?;
+        if scanned.end.byte == byte {
+            scanned.end.checksum = checksum;
+        }
+        let durable = self.known.durable_of(head.lineage).max(scanned.durable).max(head.base);
+        if let BatchFault::Version(version) = scanned.fault {
+            return Err(self.refuse(head.seq, scanned.stopped_at, Refusal::Version(u32::from(version))));
+        }
+        if scanned.end.offset < durable {
+            let why = Refusal::Damaged { found: scanned.end.offset, durable };
+            return Err(self.refuse(head.seq, scanned.stopped_at, why));
+        }
+        if let Some(last) = chain.last_mut() {
+            last.end = Some(scanned.end);
+        }
+        Ok((chain, scanned.torn))
+    }
+
+    /// Walks a segment as far as it can be read, and looks behind that for proof that more was durable.
+    async fn scan(&self, seq: SegmentSeq, mut walk: Walk, newest_ms: u64) -> Result<Scanned, Refused> {
+        let desk = &self.setting.desk;
+        let disk = self.disk(seq);
+        let (file, len) = desk.open(self.path(seq), OpenFlags::plain(OpenMode::Read)).await.map_err(&disk)?;
+        walk.limit = walk.limit.min(len);
+        let end = SegmentEnd { segment: seq, offset: walk.due, byte: walk.byte, newest_ms, checksum: 0 };
+        let mut scanned = Scanned {
+            end,
+            durable: Offset(0),
+            stopped_at: walk.byte,
+            fault: BatchFault::NotABatch,
+            torn: false,
+        };
+        let result = scan_file(desk, file, len, &mut walk, &mut scanned).await;
+        desk.close(file).await;
+        result.map_err(&disk)?;
+        Ok(scanned)
+    }
+
+    fn found(&self, chain: &[Link], torn: bool) -> Found {
+        let mark = self.known.mark.as_ref();
+        let newest = self.newest();
+        let lineage = mark.map_or(0, |mark| mark.lineage.0).max(newest.map_or(0, |head| head.lineage.0));
+        let segments: Vec<SealedState> = chain
+            .iter()
+            .filter_map(|link| {
+                let (epoch, base, size_bytes) = (link.head.epoch, link.head.base, link.head.size_bytes);
+                Some(SealedState { epoch, base, end: link.end?, size_bytes })
+            })
+            .collect();
+        let end =
+            segments.last().map(|last| last.end.offset).or(mark.map(|mark| mark.end)).unwrap_or_default();
+        let policy = self.mark_in_force().map(|mark| mark.policy).or(newest.map(|head| head.policy));
+        let policy = policy.unwrap_or_default();
+        let next = self.next_offset(end, policy);
+        let first = segments.first().map_or(end, |first| first.base);
+        let last = self.all.iter().map(|seq| seq.0).chain(mark.map(|mark| mark.place.segment.0)).max();
+        let kept: Vec<SegmentSeq> = chain.iter().map(|link| link.head.seq).collect();
+        let leftovers =
+            self.all.iter().filter(|seq| !kept.contains(seq)).map(|seq| self.path(*seq)).collect();
+        let state = LogState {
+            key: self.key,
+            lineage: Lineage(lineage + 1),
+            start: self.known.start.max(first).min(end),
+            end,
+            next,
+            ceiling: if policy == Fsync::OnCommit { Offset(0) } else { next },
+            policy,
+            segments,
+            next_seq: SegmentSeq(last.unwrap_or(0) + 1),
+        };
+        Found { state, leftovers, torn }
+    }
+
+    /// The offset to go on with: the ceiling, when offsets below it may have been seen and lost.
+    fn next_offset(&self, end: Offset, policy: Fsync) -> Offset {
+        let mark = self.mark_in_force();
+        let owed = mark.filter(|mark| mark.skips).map(|mark| mark.ceiling);
+        let newest = self.newest();
+        let raised = newest.is_none_or(|head| mark.is_some_and(|mark| mark.lineage > head.lineage));
+        let of_head = newest.filter(|_| !raised).map(|head| head.ceiling);
+        let lost = policy != Fsync::OnCommit && self.setting.rebooted && !self.known.clean;
+        let ceiling = of_head.max(mark.map(|mark| mark.ceiling)).filter(|_| lost);
+        end.max(owed.unwrap_or_default()).max(ceiling.unwrap_or_default())
+    }
+}
+
+fn end_of(mark: &Mark) -> SegmentEnd {
+    SegmentEnd {
+        segment: mark.place.segment,
+        offset: mark.end,
+        byte: mark.place.byte,
+        newest_ms: mark.newest_ms,
+        checksum: mark.checksum,
+    }
+}
+
+struct Scanned {
+    end: SegmentEnd,
+    /// The largest durable end that batches name, those behind the end included.
+    durable: Offset,
+    /// Where the next batch was looked for, and what stands there.
+    stopped_at: u64,
+    fault: BatchFault,
+    /// Something that was meant to be a batch stands there.
+    torn: bool,
+}
+
+const WINDOW_BYTES: usize = 512 << 10;
+
+async fn scan_file(
+    desk: &Desk,
+    file: FileId,
+    len: u64,
+    walk: &mut Walk,
+    scanned: &mut Scanned,
+) -> Result<(), DiskError> {
+    let mut window = Bytes::new();
+    let mut window_at = walk.byte - walk.byte % BLOCK;
+    loop {
+        match walk.step(&window, window_at) {
+            Step::Batch { batch, .. } => {
+                let head = batch.head();
+                let newest = batch.records().map(|record| record.timestamp_ms).max().unwrap_or(0);
+                scanned.end.offset = head.end();
+                scanned.end.byte = walk.byte;
+                scanned.end.newest_ms = scanned.end.newest_ms.max(newest).max(head.timestamp_ms);
+                scanned.end.checksum = batch.checksum();
+                scanned.durable = scanned.durable.max(head.durable_end);
+            }
+            Step::Need(need) => {
+                let from = walk.byte - walk.byte % BLOCK;
+                let want =
+                    ((walk.byte - from) as usize + need.max(WINDOW_BYTES)).next_multiple_of(BLOCK as usize);
+                let read = desk.read_all(file, from, want).await?;
+                if from == window_at && read.len() <= window.len() {
+                    scanned.stopped_at = walk.byte;
+                    break;
+                }
+                window = Bytes::from(read);
+                window_at = from;
+            }
+            Step::End { byte, fault } => {
+                scanned.stopped_at = byte;
+                scanned.fault = fault;
+                scanned.torn = fault != BatchFault::NotABatch;
+                break;
+            }
+        }
+    }
+    if scanned.stopped_at < len {
+        let mut evidence = Evidence::default();
+        look_behind(desk, file, (scanned.end.byte, len.min(walk.limit)), walk, &mut evidence).await?;
+        scanned.durable = scanned.durable.max(Offset(evidence.durable_end));
+    }
+    Ok(())
+}
+
+/// Looks for whole batches behind the end, window by window.
+async fn look_behind(
+    desk: &Desk,
+    file: FileId,
+    (end, len): (u64, u64),
+    walk: &Walk,
+    evidence: &mut Evidence,
+) -> Result<(), DiskError> {
+    let mut at = end - end % BLOCK;
+    let until = len.min(at.saturating_add(EVIDENCE_SEARCH_BYTES));
+    while at < until {
+        let want = (until - at).min(SEARCH_OVERLAP + (1 << 20)).next_multiple_of(BLOCK) as usize;
+        let bytes = desk.read_all(file, at, want).await?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        search(&bytes, walk.epoch, evidence);
+        if bytes.len() < want || at + want as u64 >= until {
+            return Ok(());
+        }
+        at += 1 << 20;
+    }
+    Ok(())
+}

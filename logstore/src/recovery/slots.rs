@@ -1,0 +1,120 @@
+//! Reading slots. Scope: functions of one recovery.
+//! Invariants: every round that can be read is found, also behind one that cannot; pieces are kept as places in the slot, not
+//! as bytes, so memory stays bounded by one slot.
+//! Not here: what rounds prove (`evidence`).
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+use std::time::Duration;
+
+use felix_runtime::file::{DiskError, DiskPath, FileId, LockKind, OpenFlags, OpenMode};
+use felix_wire::id::Offset;
+
+use super::RecoveryError;
+use crate::commit::round::{self, FoundRound, RoundFault};
+use crate::commit::slot::ROUNDS_AT;
+use crate::commit::{PieceHead, Round, SlotFault, SlotHead};
+use crate::limits::BLOCK;
+use crate::record;
+use crate::script::Desk;
+
+/// A slot that was read.
+#[derive(Debug)]
+pub(super) struct SlotRead {
+    pub path: DiskPath,
+    pub file: FileId,
+    /// None when it was never used or its head is gone.
+    pub head: Option<SlotHead>,
+    pub damaged: bool,
+    pub rounds: Vec<RoundRead>,
+}
+
+/// A round that was read.
+#[derive(Debug, Clone)]
+pub(super) struct RoundRead {
+    pub round: Round,
+    /// Pieces that are whole, with the byte of the slot where they begin.
+    pub pieces: Vec<(PieceHead, u64)>,
+    /// A piece was not whole.
+    pub torn: bool,
+}
+
+/// Opens, locks and reads one slot.
+pub(super) async fn read_slot(
+    desk: &Desk,
+    path: DiskPath,
+    wait: Duration,
+) -> Result<SlotRead, RecoveryError> {
+    let disk = |error: DiskError| match error {
+        DiskError::Locked => RecoveryError::Locked { path: path.clone() },
+        error => RecoveryError::Disk { path: path.clone(), error },
+    };
+    let (file, len) = desk.open(path.clone(), OpenFlags::plain(OpenMode::Write)).await.map_err(disk)?;
+    desk.lock(file, LockKind::Exclusive, wait).await.map_err(disk)?;
+    let whole = usize::try_from(len - len % BLOCK).unwrap_or(usize::MAX);
+    let bytes = desk.read_all(file, 0, whole).await.map_err(disk)?;
+    let mut read = SlotRead { path: path.clone(), file, head: None, damaged: false, rounds: Vec::new() };
+    match SlotHead::decode(&bytes) {
+        Ok(head) => {
+            read.head = Some(head);
+            read.rounds = rounds(&bytes, &head);
+        }
+        Err(SlotFault::NotASlot) => {}
+        Err(SlotFault::Version(version)) => return Err(RecoveryError::Version { path, version }),
+        Err(SlotFault::Damaged) => read.damaged = true,
+    }
+    Ok(read)
+}
+
+/// All rounds of a slot's present use.
+pub(super) fn rounds(bytes: &[u8], head: &SlotHead) -> Vec<RoundRead> {
+    let mut found = Vec::new();
+    let mut at = ROUNDS_AT as usize;
+    while let Some(left) = bytes.get(at..).filter(|left| !left.is_empty()) {
+        let step = match round::decode(left, head.epoch) {
+            Ok(round) => {
+                let total = round.total_len;
+                found.push(pieces_of(round, left, at as u64));
+                total
+            }
+            // A round is damaged as a whole when its lists are: what comes behind it is still looked for.
+            Err(
+                RoundFault::NotARound
+                | RoundFault::Short { .. }
+                | RoundFault::Checksum
+                | RoundFault::Malformed,
+            ) => BLOCK as usize,
+        };
+        at += step.max(BLOCK as usize);
+    }
+    found
+}
+
+fn pieces_of(found: FoundRound, bytes: &[u8], round_at: u64) -> RoundRead {
+    let mut read = RoundRead { round: found.round, pieces: Vec::new(), torn: false };
+    let mut at = found.meta_len;
+    for piece in &read.round.pieces {
+        let len = piece.len as usize;
+        let whole = bytes.get(at..at + len).is_some_and(|bytes| is_whole(piece, bytes));
+        if whole {
+            read.pieces.push((*piece, round_at + at as u64));
+        }
+        read.torn |= !whole;
+        at += len;
+    }
+    read
+}
+
+/// Whether `bytes` are exactly the batches a piece says it has.
+fn is_whole(piece: &PieceHead, bytes: &[u8]) -> bool {
+    let mut left = bytes;
+    let mut due: Offset = piece.base;
+    while !left.is_empty() {
+        let Ok(found) = record::decode(left, piece.epoch) else { return false };
+        if found.head.base != due || found.head.lineage != piece.lineage {
+            return false;
+        }
+        due = found.head.end();
+        left = left.get(found.len..).unwrap_or_default();
+    }
+    due == piece.end
+}

@@ -1,0 +1,445 @@
+//! Crash images: the engine's operations up to some moment, with any part of what was not synced, opened by the real recovery.
+//!
+//! `FELIX_CRASH_IMAGES` says how many images; `SEED` replays the run of one seed.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use felix_logstore::engine::{Event, LogId};
+use felix_logstore::id::{Fsync, ShardKey};
+use felix_logstore::log::StopReason;
+use felix_runtime::sim::{DiskImage, SimRng};
+use felix_wire::id::Offset;
+use support::*;
+
+/// Images of one recorded run.
+const IMAGES_PER_RUN: u64 = 25;
+
+/// What a run promised about one log, in the order in which it was promised.
+#[derive(Debug, Clone)]
+enum Fact {
+    /// The log was asked for; from here on it may be there.
+    Asked,
+    Created,
+    /// A batch was handed over: these offsets may be there with these bytes.
+    Appended {
+        base: u64,
+        payloads: Vec<Vec<u8>>,
+    },
+    Settled {
+        end: u64,
+    },
+    StartAsked {
+        start: u64,
+    },
+    StartMoved {
+        start: u64,
+    },
+    CutAsked {
+        at: u64,
+    },
+    Cut {
+        at: u64,
+    },
+    DeleteAsked,
+    Deleted,
+}
+
+/// Facts by position in the trace.
+#[derive(Debug, Default)]
+struct Promises {
+    facts: Vec<(usize, ShardKey, Fact)>,
+    policies: BTreeMap<ShardKey, Fsync>,
+}
+
+/// What must and may hold of a log at one moment.
+#[derive(Debug, Clone, Default)]
+struct Expected {
+    created: bool,
+    delete_asked: bool,
+    deleted: bool,
+    start: u64,
+    start_asked: u64,
+    settled: u64,
+    /// A cut that was asked for and not answered.
+    cut_asked: Option<u64>,
+    /// By offset: what was last appended there, and what stood there before a cut that was not answered.
+    bytes: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Promises {
+    fn at(&self, position: usize) -> BTreeMap<ShardKey, Expected> {
+        let mut logs: BTreeMap<ShardKey, Expected> = BTreeMap::new();
+        for (_, key, fact) in self.facts.iter().take_while(|(at, _, _)| *at <= position) {
+            let log = logs.entry(*key).or_default();
+            match fact {
+                Fact::Asked => {}
+                Fact::Created => log.created = true,
+                Fact::Appended { base, payloads } => {
+                    for (index, payload) in payloads.iter().enumerate() {
+                        log.bytes.insert(base + index as u64, payload.clone());
+                    }
+                }
+                Fact::Settled { end } => log.settled = *end,
+                Fact::StartAsked { start } => log.start_asked = *start,
+                Fact::StartMoved { start } => log.start = log.start.max(*start),
+                Fact::CutAsked { at } => log.cut_asked = Some(*at),
+                Fact::Cut { at } => {
+                    log.cut_asked = None;
+                    log.settled = *at;
+                    log.bytes.split_off(at);
+                }
+                Fact::DeleteAsked => log.delete_asked = true,
+                Fact::Deleted => log.deleted = true,
+            }
+        }
+        logs
+    }
+}
+
+/// A world that writes at random and notes what it was promised.
+struct Run {
+    world: World,
+    rng: SimRng,
+    promises: Promises,
+    live: Vec<(ShardKey, LogId)>,
+    incarnation: u64,
+    busy: BTreeMap<LogId, bool>,
+}
+
+impl Run {
+    fn new(seed: u64, image: DiskImage, boot: u8) -> Run {
+        let mut world = World::start_with(traced(seed, image), boot, |config| {
+            config.pool_fill = usize::from(seed.is_multiple_of(3));
+            config.pool_fill_bytes = 128 << 10;
+        });
+        assert!(world.recovered.refused.is_empty(), "seed {seed}: {:?}", world.recovered.refused);
+        let live: Vec<(ShardKey, LogId)> = (0..8)
+            .flat_map(|name| (1..200).map(move |incarnation| key(name, incarnation)))
+            .filter_map(|key| Some((key, world.engine.find(key)?)))
+            .collect();
+        let incarnation = live.iter().map(|(key, _)| key.incarnation.0).max().unwrap_or(0) + 1;
+        let mut promises = Promises::default();
+        let position = world.disk.position();
+        for (key, log) in live.clone() {
+            // What is there already is the ground this run stands on.
+            let bytes = world.read_log(log).expect("what recovery accepts can be read");
+            let machine = world.engine.log(log).expect("there");
+            let (start, policy) = (machine.start().0, machine.config().policy);
+            promises.policies.insert(key, policy);
+            let mut note = |fact| promises.facts.push((position, key, fact));
+            note(Fact::Created);
+            note(Fact::StartMoved { start });
+            let end = bytes.last_key_value().map_or(start, |(offset, _)| offset + 1);
+            for (offset, payload) in bytes {
+                note(Fact::Appended { base: offset, payloads: payload.into_iter().collect() });
+            }
+            note(Fact::Settled { end });
+        }
+        let mut run = Run {
+            world,
+            rng: SimRng::new(seed ^ 0xc0ffee),
+            promises,
+            live,
+            incarnation,
+            busy: BTreeMap::new(),
+        };
+        run.note_events();
+        run
+    }
+
+    fn note(&mut self, key: ShardKey, fact: Fact) {
+        let position = self.world.disk.position();
+        self.promises.facts.push((position, key, fact));
+    }
+
+    fn key_of(&self, log: LogId) -> Option<ShardKey> {
+        self.live.iter().find(|(_, id)| *id == log).map(|(key, _)| *key)
+    }
+
+    fn note_events(&mut self) {
+        while let Some(event) = self.world.events.pop_front() {
+            match event {
+                Event::Created { log } => self.note_of(log, Fact::Created),
+                Event::Settled { log, end } => self.note_of(log, Fact::Settled { end: end.0 }),
+                Event::StartMoved { log, start } => self.note_of(log, Fact::StartMoved { start: start.0 }),
+                Event::Cut { log, end } => {
+                    self.busy.remove(&log);
+                    self.note_of(log, Fact::Cut { at: end.0 });
+                }
+                Event::CutFailed { log, .. } => {
+                    self.busy.remove(&log);
+                }
+                Event::Deleted { log, key } => {
+                    self.note(key, Fact::Deleted);
+                    self.live.retain(|(_, id)| *id != log);
+                }
+                Event::Stopped { reason: StopReason::Closing, .. }
+                | Event::Room { .. }
+                | Event::Page { .. }
+                | Event::Space { .. } => {}
+                other => panic!("a sound disk gives no {other:?}"),
+            }
+        }
+    }
+
+    fn note_of(&mut self, log: LogId, fact: Fact) {
+        if let Some(key) = self.key_of(log) {
+            self.note(key, fact);
+        }
+    }
+
+    fn create(&mut self) {
+        let name = u128::from(self.rng.below(8));
+        let key = key(name, self.incarnation);
+        self.incarnation += 1;
+        let policy = [Fsync::OnCommit, Fsync::OnCommit, Fsync::OnCommit, Fsync::Periodic, Fsync::None]
+            [self.rng.below(5) as usize];
+        self.promises.policies.insert(key, policy);
+        self.note(key, Fact::Asked);
+        let log = self.world.engine.create(key, log_config(policy)).expect("a new key");
+        self.live.push((key, log));
+        self.world.turn();
+    }
+
+    fn publish(&mut self, key: ShardKey, log: LogId) {
+        let count = 1 + self.rng.below(4);
+        let len = match self.rng.below(20) {
+            0 => 60_000 + self.rng.below(100_000),
+            1..=5 => 1_000 + self.rng.below(8_000),
+            _ => self.rng.below(600),
+        };
+        let payloads: Vec<Vec<u8>> = (0..count).map(|_| payload(&mut self.rng, len as usize)).collect();
+        let bytes = payloads.iter().map(Vec::len).sum();
+        let count = std::num::NonZeroU32::new(payloads.len() as u32).expect("records");
+        let kind = felix_logstore::record::BatchKind::Data;
+        let Ok(claim) = self.world.engine.claim(log, kind, count, bytes) else {
+            self.world.turn();
+            return;
+        };
+        let base = claim.base().0;
+        let meta = felix_logstore::log::AppendMeta {
+            generation: felix_wire::id::Generation(1),
+            timestamp_ms: base,
+            producer: None,
+        };
+        self.note(key, Fact::Appended { base, payloads: payloads.clone() });
+        let records = payloads.iter().map(|payload| (base, payload.as_slice()));
+        self.world.engine.append(log, claim, meta, records).expect("the log is there");
+    }
+
+    fn act(&mut self) {
+        let pick = self.rng.below(self.live.len().max(1) as u64) as usize;
+        let Some((key, log)) = self.live.get(pick).copied() else { return self.create() };
+        if self.busy.contains_key(&log) {
+            self.world.step();
+            return;
+        }
+        match self.rng.below(200) {
+            0..=2 if self.live.len() < 7 => self.create(),
+            3 if self.live.len() > 3 => {
+                self.note(key, Fact::DeleteAsked);
+                self.busy.insert(log, true);
+                self.world.engine.delete(log);
+            }
+            4..=5 => {
+                let settled = self.world.engine.log(log).map_or(0, |log| log.settled_end().0);
+                let start = settled.saturating_sub(self.rng.below(100));
+                self.note(key, Fact::StartAsked { start });
+                self.world.engine.move_start(log, Offset(start));
+            }
+            6 => {
+                let ends = self.world.engine.log(log).map(|log| (log.start().0, log.settled_end().0));
+                let (start, end) = ends.unwrap_or((0, 0));
+                let at = end.saturating_sub(self.rng.below(20)).max(start);
+                self.note(key, Fact::CutAsked { at });
+                self.busy.insert(log, true);
+                self.world.engine.cut(log, Offset(at));
+            }
+            7 => self.world.pass(Duration::from_millis(150)),
+            8..=60 => self.world.step(),
+            _ => {
+                for _ in 0..=self.rng.below(3) {
+                    self.publish(key, log);
+                }
+            }
+        }
+        if self.rng.below(3) == 0 {
+            self.world.step();
+        }
+    }
+
+    fn go(&mut self, acts: u64) {
+        for _ in 0..acts {
+            self.act();
+            self.note_events();
+        }
+    }
+}
+
+/// Whether power was lost or only the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    Power,
+    Process,
+}
+
+/// Checks what a recovered world holds against what was promised.
+fn check(
+    world: &mut World,
+    expected: &BTreeMap<ShardKey, Expected>,
+    promises: &Promises,
+    loss: Loss,
+    what: &str,
+) {
+    assert!(world.recovered.refused.is_empty(), "{what}: refused {:?}", world.recovered.refused);
+    for (key, promised) in expected {
+        let found = world.engine.find(*key);
+        assert!(!(promised.deleted && found.is_some()), "{what}: deleted {key} is back");
+        let Some(log) = found else {
+            let may_be_gone = !promised.created || promised.delete_asked;
+            assert!(may_be_gone, "{what}: log {key} is gone: {promised:?}");
+            continue;
+        };
+        let machine = world.engine.log(log).expect("there");
+        let (start, end) = (machine.start().0, machine.settled_end().0);
+        let next = machine.skips_to().map_or(machine.claimed_end().0, |next| next.0);
+        assert!(start >= promised.start, "{what}: {key} start {start} went back behind {}", promised.start);
+        assert!(
+            start <= promised.start_asked.max(promised.start),
+            "{what}: {key} start {start} was not asked for"
+        );
+        let policy = promises.policies[key];
+        let floor = promised.cut_asked.map_or(promised.settled, |at| at.min(promised.settled));
+        if policy == Fsync::OnCommit || loss == Loss::Process {
+            assert!(end >= floor, "{what}: {key} ends at {end}, settled to {floor}");
+        }
+        assert!(next >= floor, "{what}: {key} would use offset {next} again, settled to {floor}");
+        let records =
+            world.read_log(log).unwrap_or_else(|error| panic!("{what}: {key} cannot be read: {error}"));
+        for (offset, record) in records {
+            let Some(record) = record else { continue };
+            let known = promised.bytes.get(&offset);
+            assert!(known == Some(&record), "{what}: {key} holds other bytes at {offset} of {start}..{end}");
+        }
+    }
+}
+
+/// What two recoveries must agree on.
+fn picture(world: &World) -> Vec<String> {
+    let mut logs: Vec<String> = (0..8)
+        .flat_map(|name| (1..400).map(move |incarnation| key(name, incarnation)))
+        .filter_map(|key| {
+            let machine = world.engine.log(world.engine.find(key)?)?;
+            let (start, end) = (machine.start(), machine.settled_end());
+            Some(format!("{key} {start}..{end} then {:?}", machine.skips_to()))
+        })
+        .collect();
+    logs.sort();
+    logs
+}
+
+/// Opens an image as the next process would, perhaps crashing again on the way.
+fn open(image: DiskImage, rng: &mut SimRng, loss: Loss, what: &str) -> World {
+    let seed = rng.next_u64();
+    let boot = if loss == Loss::Power { 2 } else { 1 };
+    let mut disk = from_image(seed, image);
+    for again in 0..rng.below(3) {
+        // A second crash, inside recovery.
+        let steps = rng.below(150);
+        if recover_some(&mut disk, boot, Some(steps)).is_some_and(|result| result.is_err()) {
+            panic!("{what}: recovery {again} failed");
+        }
+        match loss {
+            Loss::Power => disk.sim().crash(rng),
+            Loss::Process => {
+                disk.sim().kill();
+            }
+        }
+    }
+    World::start(disk, boot)
+}
+
+fn images_of_one_run(seed: u64, images: u64) {
+    let mut rng = SimRng::new(seed);
+    let empty = DiskImage::empty(&[VOLUME_BYTES]);
+    let mut run = Run::new(seed, empty, 1);
+    let acts = 150 + rng.below(500);
+    run.go(acts);
+    if seed.is_multiple_of(2) {
+        // A second life on top of what a crash left of the first.
+        let AnyDisk::Traced(disk) = &mut run.world.disk else { panic!("it is traced") };
+        let image = disk.inner().image_after_power_loss(&mut rng);
+        run = Run::new(seed, image, 1);
+        run.go(acts / 2);
+    }
+    let Run { world, promises, .. } = run;
+    let AnyDisk::Traced(disk) = world.disk else { panic!("it is traced") };
+    let (_, trace) = disk.into_parts();
+    let mut positions: Vec<usize> =
+        (0..images).map(|_| rng.below(trace.events() as u64 + 1) as usize).collect();
+    positions.sort_unstable();
+    let mut replay = trace.replay();
+    for position in positions {
+        replay.advance_to(position);
+        let loss = if rng.below(4) == 0 { Loss::Process } else { Loss::Power };
+        let image = match loss {
+            Loss::Power => replay.image_after_power_loss(&mut rng),
+            Loss::Process => replay.image_after_kill(),
+        };
+        let what = format!("seed {seed} position {position} {loss:?}");
+        let expected = promises.at(position);
+        let mut world = open(image, &mut rng, loss, &what);
+        check(&mut world, &expected, &promises, loss, &what);
+        check_twice(world, &mut rng, loss, &what);
+    }
+}
+
+/// A further recovery finds the same, and what is written after it is kept as well.
+fn check_twice(mut world: World, rng: &mut SimRng, loss: Loss, what: &str) {
+    let before = picture(&world);
+    match loss {
+        Loss::Power => world.disk.sim().crash(rng),
+        Loss::Process => {
+            world.disk.sim().kill();
+        }
+    }
+    let boot = world.boot;
+    let mut world = World::start(world.disk, boot);
+    assert_eq!(picture(&world), before, "{what}: recovery twice gives the same");
+    let logs: Vec<LogId> = (0..8)
+        .flat_map(|name| (1..400).map(move |incarnation| key(name, incarnation)))
+        .filter_map(|key| world.engine.find(key))
+        .collect();
+    for log in logs {
+        world.publish(log, &[vec![7; 100]]);
+        world.settle(log);
+        let records = world.read_log(log).expect("readable");
+        assert_eq!(
+            records.last_key_value().and_then(|(_, record)| record.clone()),
+            Some(vec![7; 100]),
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn every_crash_image_holds_what_was_acknowledged_and_nothing_else() {
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
+    if let Some(seed) = seed {
+        images_of_one_run(seed, IMAGES_PER_RUN);
+        return;
+    }
+    let images =
+        std::env::var("FELIX_CRASH_IMAGES").ok().and_then(|count| count.parse().ok()).unwrap_or(500u64);
+    let mut done = 0;
+    let mut seed = 1;
+    while done < images {
+        let some = IMAGES_PER_RUN.min(images - done);
+        images_of_one_run(seed, some);
+        done += some;
+        seed += 1;
+    }
+}
