@@ -57,7 +57,8 @@ const MS: Duration = Duration::from_millis(1);
 /// Two shards on two cores with tiny rings, a subscriber of shard 0 that never reads before `heal_at`, and `publishers`
 /// on one connection.
 fn stalled_shard(publishers: Vec<PublisherPlan>) -> Plan {
-    let subscriber = |shard, stalled| SubscriberPlan { stream: 0, shard, begins: Tick::ZERO, earliest: false, stalled };
+    let subscriber =
+        |shard, stalled| SubscriberPlan { stream: 0, shard, begins: Tick::ZERO, earliest: false, stalled };
     let heal_at = Tick::ZERO + MS * 6_000;
     let never = (Tick::MAX, Tick::MAX);
     let client = |publishers, subscribers| ClientPlan {
