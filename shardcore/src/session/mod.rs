@@ -11,6 +11,8 @@ mod publish;
 pub mod refusal;
 mod request;
 pub mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -52,7 +52,12 @@ impl Credentials {
 
     /// A token for everything of the tenant, good until `expires_s`.
     pub fn token(&self, subject: &str, expires_s: u64) -> String {
-        let all = |action: &str| format!("{action}:stream:{TENANT}/{NAMESPACE}/*");
+        self.token_for(subject, expires_s, &["stream.publish", "stream.subscribe"])
+    }
+
+    /// A token for some actions on every stream of the tenant.
+    pub fn token_for(&self, subject: &str, expires_s: u64, actions: &[&str]) -> String {
+        let all = |action: &&str| format!("{action}:stream:{TENANT}/{NAMESPACE}/*");
         let claims = Claims {
             iss: TOKEN_ISSUER.to_owned(),
             aud: Audience::Broker.as_str().to_owned(),
@@ -61,7 +66,7 @@ impl Credentials {
             iat: expires_s.saturating_sub(60),
             exp: expires_s,
             nbf: None,
-            perms: vec![all("stream.publish"), all("stream.subscribe")],
+            perms: actions.iter().map(all).collect(),
             jti: None,
             act: None,
             may_act: None,

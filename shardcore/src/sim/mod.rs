@@ -7,7 +7,7 @@
 mod broker;
 mod check;
 mod client;
-mod credentials;
+pub(crate) mod credentials;
 mod plan;
 mod publisher;
 mod subscriber;
