@@ -252,7 +252,7 @@ fn random_frame(rng: &mut StdRng, token: &str) -> Vec<u8> {
             frame(rng.random(), &payload)
         }
         72..75 => frame(0, &serde_json::to_vec(&random_message(rng, token)).unwrap()),
-        7 => frame(
+        75..85 => frame(
             0,
             &serde_json::to_vec(
                 &json!({"type": "stream_shards", "tenant_id": TENANT, "namespace": NAMESPACE,
@@ -260,7 +260,7 @@ fn random_frame(rng: &mut StdRng, token: &str) -> Vec<u8> {
             )
             .unwrap(),
         ),
-        8 => frame(
+        85..93 => frame(
             0,
             &serde_json::to_vec(
                 &json!({"type": "publish_batch", "tenant_id": TENANT, "namespace": NAMESPACE,
