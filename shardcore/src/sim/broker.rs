@@ -344,7 +344,7 @@ fn node(plan: &Plan, limits: &Arc<CoreLimits>, id: u16, zero: Instant, rng: &mut
         stream_window: u64::from(limits.stream_window),
         conn_window_before_auth: u64::from(limits.conn_window_before_auth),
         send_window: plan.send_window,
-        idle_timeout: Duration::from_secs(5),
+        idle_timeout: Duration::from_secs(10),
         unix_micros_at_zero: UNIX_S * 1_000_000,
         seed: Some(rng.seed_bytes()),
         ..QuicSettings::new([1; KEY_BYTES], [2; KEY_BYTES])

@@ -129,7 +129,7 @@ impl Client {
     pub fn new(index: usize, plan: &Plan, zero: Instant, broker: SocketAddr, rng: &mut SimRng) -> Client {
         let settings = QuicSettings {
             keep_alive: Some(Duration::from_secs(2)),
-            idle_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(10),
             stream_window: 64 << 10,
             conn_window_before_auth: 1 << 20,
             seed: Some(rng.seed_bytes()),

@@ -52,7 +52,7 @@ impl Trace {
         }
         self.lines += 1;
         // Datagrams would push everything else out.
-        if !what.starts_with("net ") {
+        if self.keep > LAST || !what.starts_with("net ") {
             if self.last.len() >= self.keep {
                 self.last.pop_front();
             }

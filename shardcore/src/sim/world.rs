@@ -21,7 +21,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// How often it is looked whether everything is done.
 const LOOK: Duration = Duration::from_millis(100);
 /// Idle time-outs and draining connections are over after this.
-const COOL_DOWN: Duration = Duration::from_secs(12);
+const COOL_DOWN: Duration = Duration::from_secs(24);
 
 /// What a run came to.
 #[derive(Clone, Debug)]
