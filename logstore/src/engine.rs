@@ -39,6 +39,8 @@ use slots::Slots;
 /// A log with what the engine does for it.
 struct Shard {
     log: Log,
+    /// Its directory is durable.
+    made: bool,
     /// A segment is being made.
     making_segment: bool,
     /// The last attempt to make one failed for lack of space; another is made when there is space.
@@ -199,6 +201,7 @@ impl Engine {
         self.memory_bytes += log.memory_bytes();
         let shard = Shard {
             log,
+            made: known_elsewhere,
             making_segment: false,
             starved: false,
             need_bytes: 0,

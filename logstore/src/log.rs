@@ -290,7 +290,7 @@ impl Log {
     pub fn mark(&self, kind: MarkKind) -> Mark {
         Mark {
             kind,
-            skips: self.skip_floor > self.durable.end,
+            next: self.skip_floor,
             key: self.key,
             lineage: self.lineage,
             lineage_base: self.lineage_base,

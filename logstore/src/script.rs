@@ -221,14 +221,27 @@ impl Desk {
             // A short read that ended inside a block is asked for again from that block's beginning.
             let whole = out.len() - out.len() % felix_runtime::file::BLOCK_BYTES;
             let read = self.read(file, at + whole as u64, (bytes - whole).min(1 << 20)).await?;
-            if whole + read.len() <= out.len() {
+            if read.is_empty()
+                || (whole + read.len() <= out.len() && self.ends_at(file, at + out.len() as u64).await?)
+            {
                 break;
+            }
+            if whole + read.len() <= out.len() {
+                continue;
             }
             out.truncate(whole);
             out.extend_from_slice(&read);
         }
         out.truncate(bytes);
         Ok(out)
+    }
+
+    /// Whether a file has nothing from byte `at` on.
+    async fn ends_at(&self, file: FileId, at: u64) -> Result<bool, DiskError> {
+        match self.ask(Op::Len { file }).await? {
+            Outcome::Len(len) => Ok(len <= at),
+            _ => Err(mismatch()),
+        }
     }
 
     pub async fn sync(&self, file: FileId) -> Result<(), DiskError> {

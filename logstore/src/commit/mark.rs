@@ -71,8 +71,8 @@ pub struct Mark {
     /// Checksum of the head of the batch that ends at `place`; 0 when its segment is empty.
     pub checksum: u32,
     pub policy: Fsync,
-    /// The next offset is `ceiling`: what is between `end` and it may have been seen and was lost.
-    pub skips: bool,
+    /// Offsets from `end` to this one may have been seen and were lost: they are never used. At most `end` otherwise.
+    pub next: Offset,
 }
 
 impl Mark {
@@ -93,8 +93,8 @@ impl Mark {
             .u32(self.checksum)
             .u8(self.kind.code())
             .u8(self.policy.code())
-            .u8(u8::from(self.skips))
-            .zeros(9);
+            .zeros(2)
+            .u64(self.next.0);
         debug_assert_eq!(out.len() - before, MARK_BYTES);
     }
 
@@ -111,7 +111,8 @@ impl Mark {
         let checksum = fields.u32()?;
         let kind = MarkKind::from_code(fields.u8()?)?;
         let policy = Fsync::from_code(fields.u8()?)?;
-        let skips = fields.u8()? != 0;
+        fields.bytes(2)?;
+        let next = Offset(fields.u64()?);
         Some(Mark {
             kind,
             key,
@@ -124,7 +125,7 @@ impl Mark {
             newest_ms,
             checksum,
             policy,
-            skips,
+            next,
         })
     }
 }

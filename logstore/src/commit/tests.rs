@@ -28,7 +28,7 @@ fn round() -> Round {
             newest_ms: 1_234,
             checksum: 99,
             policy: Fsync::None,
-            skips: true,
+            next: Offset(95),
         }],
         pieces: vec![PieceHead {
             key: KEY,

@@ -62,10 +62,11 @@ impl Pool {
 
 impl Engine {
     /// Makes `start` the first offset that can be read. `StartMoved` follows when that is durable; whole segments below it go.
-    /// It never moves back, and never behind the settled end.
+    /// It never moves back, and never behind the durable end: what is asked beyond that is cut down to it.
     pub fn move_start(&mut self, log: LogId, start: Offset) {
         let Some(shard) = self.logs.get(&log) else { return };
-        if start <= shard.log.start() || start > shard.log.settled_end() || shard.log.stopped().is_some() {
+        let start = start.min(shard.log.durable_end());
+        if start <= shard.log.start() || shard.log.stopped().is_some() {
             let start = shard.log.start();
             self.events.push_back(Event::StartMoved { log, start });
             return;
@@ -119,16 +120,21 @@ impl Engine {
         let Some(shard) = self.logs.get(&log) else { return };
         let Some(change) = shard.change else { return };
         let quiet = shard.log.in_flight() == (0, 0) && !shard.making_segment && !shard.flushing;
-        let settled = quiet && (shard.log.is_settled() || shard.log.stopped().is_some());
+        let stopped = shard.log.stopped().is_some();
+        let settled = quiet && (shard.log.is_settled() || stopped);
+        let durable = shard.log.durable_end() == shard.log.settled_end();
         match change {
-            Change::Cut { at } if settled => self.begin_cut(log, at),
             Change::Delete if quiet && !shard.log.is_heading() => self.leave(log, MarkKind::Deleted),
+            Change::Cut { at } if settled && (stopped || durable) => self.begin_cut(log, at),
+            // What stopped stays until the process has started again.
+            Change::Release if stopped => {
+                if let Some(shard) = self.logs.get_mut(&log) {
+                    shard.change = None;
+                }
+            }
+            Change::Cut { .. } | Change::Release if settled && !durable => self.flush(vec![log]),
             Change::Release if settled && !shard.log.is_heading() => {
-                if shard.log.durable_end() < shard.log.settled_end() {
-                    self.flush(vec![log]);
-                } else if shard.log.has_runs()
-                    || self.slots.all.iter().any(|slot| slot.syncs.iter().any(|sync| sync.0 == log))
-                {
+                if shard.log.has_runs() || self.slots.all.iter().any(|slot| slot.holds(log)) {
                     self.spill_log(log);
                 } else {
                     self.leave(log, MarkKind::Released);

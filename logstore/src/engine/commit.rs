@@ -186,7 +186,8 @@ impl Engine {
     /// The marks the next round has to carry: of every log in the first of a slot, of those that moved when idle.
     fn due_marks(&self, idle: bool) -> Vec<(Option<LogId>, Mark)> {
         if self.slots.owes_marks {
-            let states = self.logs.iter().map(|(id, shard)| (Some(*id), shard.log.mark(MarkKind::State)));
+            let made = self.logs.iter().filter(|(_, shard)| shard.made);
+            let states = made.map(|(id, shard)| (Some(*id), shard.log.mark(MarkKind::State)));
             let gone = self.tombstones.iter().map(|tombstone| (None, tombstone.mark));
             return states.chain(gone).collect();
         }

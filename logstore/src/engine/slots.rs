@@ -62,6 +62,13 @@ pub(super) struct Slot {
     pub failed: bool,
 }
 
+impl Slot {
+    /// Whether a segment of `log` still has to be synced before the slot is free.
+    pub fn holds(&self, log: LogId) -> bool {
+        self.syncs.iter().any(|(of, _)| *of == log)
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     pub all: Vec<Slot>,

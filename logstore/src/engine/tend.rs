@@ -16,7 +16,7 @@ use crate::segment::format::SegmentHead;
 
 impl Engine {
     pub(super) fn tend(&mut self, log: LogId, now: Tick) {
-        let Some(shard) = self.logs.get_mut(&log) else { return };
+        let Some(shard) = self.logs.get_mut(&log).filter(|shard| shard.made) else { return };
         if let Some(after) = shard.log.config().roll_after
             && shard.log.is_old(now, after)
         {
@@ -131,6 +131,7 @@ impl Engine {
         shard.making_segment = false;
         match result {
             Ok(()) => {
+                shard.made = true;
                 self.due.insert(log);
                 self.unmarked.insert(log);
                 self.events.push_back(Event::Created { log });

@@ -90,7 +90,7 @@ impl Log {
             place: Place { segment: point.end.segment, byte: point.end.byte },
             newest_ms: point.end.newest_ms,
             checksum: point.end.checksum,
-            skips: false,
+            next: point.at,
             ..self.mark(MarkKind::Truncated)
         }
     }

@@ -16,7 +16,7 @@ use super::{Recovered, RecoveryConfig, RecoveryError, Refusal, Refused};
 use crate::checksum::Epoch;
 use crate::commit::slot::{RECOVERY_CORE, ROUNDS_AT};
 use crate::commit::{Mark, MarkKind, Round, SlotHead};
-use crate::id::{Fsync, Place, RoundNumber, Run, SegmentSeq, ShardKey};
+use crate::id::{Place, RoundNumber, Run, SegmentSeq, ShardKey};
 use crate::limits::BLOCK;
 use crate::log::LogState;
 use crate::names;
@@ -140,16 +140,15 @@ fn marks(found: &[Found], refused: &[Refused], evidence: &Evidence, keys: &[Shar
 
 fn mark_of(state: &LogState) -> Mark {
     let last = state.segments.last();
-    let skips = state.next > state.end;
     Mark {
         kind: MarkKind::State,
-        skips,
+        next: state.next,
         key: state.key,
         lineage: state.lineage,
         lineage_base: state.end,
         start: state.start,
         end: state.end,
-        ceiling: if skips || state.policy != Fsync::OnCommit { state.next } else { Offset(0) },
+        ceiling: state.ceiling,
         place: last.map_or(Place { segment: SegmentSeq(0), byte: 0 }, |last| Place {
             segment: last.end.segment,
             byte: last.end.byte,

@@ -192,7 +192,7 @@ impl Shard<'_> {
             for (piece, slot, slot_byte) in &self.known.pieces {
                 let here = piece.place.segment == link.head.seq && piece.epoch == link.head.epoch;
                 // A cut may go through a piece: what is behind it is never parsed.
-                let within = piece.place.byte < limit && piece.end > self.known.start;
+                let within = piece.place.byte < limit;
                 if here
                     && within
                     && let Some(file) = self.setting.slots.get(*slot)
@@ -334,7 +334,7 @@ impl Shard<'_> {
     /// The offset to go on with: the ceiling, when offsets below it may have been seen and lost.
     fn next_offset(&self, end: Offset, policy: Fsync) -> Offset {
         let mark = self.mark_in_force();
-        let owed = mark.filter(|mark| mark.skips).map(|mark| mark.ceiling);
+        let owed = mark.map(|mark| mark.next);
         let newest = self.newest();
         let raised = newest.is_none_or(|head| mark.is_some_and(|mark| mark.lineage > head.lineage));
         let of_head = newest.filter(|_| !raised).map(|head| head.ceiling);

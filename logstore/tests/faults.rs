@@ -1,0 +1,287 @@
+//! What a failing disk stops, and what it does not.
+
+mod support;
+
+use std::cell::Cell;
+use std::num::NonZeroU32;
+use std::rc::Rc;
+use std::time::Duration;
+
+use felix_logstore::engine::Event;
+use felix_logstore::id::Fsync;
+use felix_logstore::log::{ClaimError, StopReason};
+use felix_logstore::record::BatchKind;
+use felix_runtime::file::DiskError;
+use felix_runtime::sim::{DiskFaults, Fault, OpKind, SimRng};
+use felix_wire::id::Offset;
+use support::*;
+
+const EIO: Fault = Fault::Error(DiskError::Io { errno: 5 });
+
+/// Lets operations of one kind on paths with `part` in them fail while the switch is on.
+fn fail_when(world: &mut World, kind: OpKind, part: &'static str) -> Rc<Cell<bool>> {
+    let on = Rc::new(Cell::new(false));
+    let switch = on.clone();
+    world.disk.sim().choose_faults(move |asked| {
+        let hit = asked.kind == kind && asked.path.is_some_and(|path| path.as_str().contains(part));
+        (hit && switch.get()).then_some(EIO)
+    });
+    on
+}
+
+fn stopped(world: &World) -> Vec<(felix_logstore::engine::LogId, StopReason)> {
+    let stops = world.events.iter().filter_map(|event| match event {
+        Event::Stopped { log, reason, .. } => Some((*log, *reason)),
+        _ => None,
+    });
+    stops.collect()
+}
+
+fn restart(mut world: World) -> World {
+    world.disk.sim().choose_faults(|_| None);
+    world.disk.sim().crash(&mut SimRng::new(9));
+    World::start(world.disk, 1)
+}
+
+#[test]
+fn a_failed_write_to_a_segment_stops_its_log_and_no_other() {
+    let mut world = World::empty(1);
+    let (bad, good) = (world.create(key(1, 1), Fsync::OnCommit), world.create(key(2, 1), Fsync::OnCommit));
+    for log in [bad, good] {
+        world.publish(log, &[vec![1; 100_000]]);
+        world.settle(log);
+    }
+    let on = fail_when(&mut world, OpKind::Write, "0000000000000001-0000000000000001/");
+    on.set(true);
+    world.publish(bad, &[vec![2; 100_000]]);
+    world.publish(good, &[vec![2; 100_000]]);
+    world.settle(good);
+    world.run_until(|world| !stopped(world).is_empty());
+    assert_eq!(stopped(&world), [(bad, StopReason::SegmentFailed)]);
+    on.set(false);
+    let refused = world.engine.claim(bad, BatchKind::Data, NonZeroU32::MIN, 1);
+    assert_eq!(
+        refused.err(),
+        Some(ClaimError::Stopped(StopReason::SegmentFailed)),
+        "also when the disk is well again"
+    );
+    world.publish(good, &[vec![3; 10]]);
+    world.settle(good);
+
+    let mut world = restart(world);
+    let bad = world.engine.find(key(1, 1)).expect("there");
+    assert_eq!(world.read_log(bad).expect("readable").get(&0), Some(&Some(vec![1; 100_000])));
+    world.publish(bad, &[vec![4]]);
+    world.settle(bad);
+}
+
+#[test]
+fn a_failed_round_stops_exactly_the_logs_in_it_and_the_core_goes_on_in_another_slot() {
+    let mut world = World::empty(2);
+    let logs: Vec<_> = (0..4).map(|name| world.create(key(name, 1), Fsync::OnCommit)).collect();
+    for log in &logs {
+        world.publish(*log, &[vec![1; 300]]);
+    }
+    for log in &logs {
+        world.settle(*log);
+    }
+    world.pass(Duration::from_millis(300));
+    let on = fail_when(&mut world, OpKind::Write, "slots/");
+    on.set(true);
+    world.publish(logs[0], &[vec![2; 300]]);
+    world.publish(logs[1], &[vec![2; 300]]);
+    world.run_until(|world| !stopped(world).is_empty());
+    on.set(false);
+    world.pass(Duration::from_millis(100));
+    let stops = stopped(&world);
+    assert!(
+        stops.iter().all(|(log, reason)| *reason == StopReason::RoundFailed && logs[..2].contains(log)),
+        "{stops:?}"
+    );
+    for log in &logs[2..] {
+        for _ in 0..20 {
+            world.publish(*log, &[vec![3; 300]]);
+        }
+        world.settle(*log);
+        assert_eq!(world.engine.log(*log).expect("there").settled_end(), Offset(21));
+    }
+    let mut world = restart(world);
+    assert!(world.recovered.refused.is_empty(), "{:?}", world.recovered.refused);
+    for (name, least) in [(0, 1), (1, 1), (2, 21), (3, 21)] {
+        let log = world.engine.find(key(name, 1)).expect("there");
+        let records = world.read_log(log).expect("readable");
+        assert!(records.len() >= least, "log {name}: {}", records.len());
+        assert_eq!(records.get(&0), Some(&Some(vec![1; 300])));
+    }
+}
+
+#[test]
+fn pieces_that_cannot_be_spilled_pin_their_slot_and_the_others_go_on() {
+    let mut world = World::empty(3);
+    let (bad, good) = (world.create(key(1, 1), Fsync::OnCommit), world.create(key(2, 1), Fsync::OnCommit));
+    let on = fail_when(&mut world, OpKind::Sync, "0000000000000001-0000000000000001/");
+    on.set(true);
+    let mut written = 0;
+    let mut rng = SimRng::new(1);
+    while stopped(&world).is_empty() {
+        world.publish(bad, &[payload(&mut rng, 3_000)]);
+        world.publish(good, &[payload(&mut rng, 3_000)]);
+        written += 1;
+        if written % 8 == 0 {
+            world.step();
+        }
+        assert!(written < 10_000, "a slot is closed some time");
+    }
+    assert_eq!(stopped(&world), [(bad, StopReason::SegmentFailed)]);
+    let settled = world.engine.log(bad).expect("there").settled_end();
+    for _ in 0..2_000 {
+        world.publish(good, &[payload(&mut rng, 3_000)]);
+    }
+    world.settle(good);
+    let end = world.engine.log(good).expect("there").settled_end();
+    let mut world = restart(world);
+    for (name, end) in [(1, settled), (2, end)] {
+        let log = world.engine.find(key(name, 1)).expect("there");
+        assert!(world.engine.log(log).expect("there").settled_end() >= end);
+        world.read_log(log).expect("readable");
+    }
+}
+
+#[test]
+fn a_nearly_full_volume_refuses_writes_and_takes_them_again_by_itself() {
+    let mut world = World::empty(4);
+    let log = world.create(key(1, 1), Fsync::OnCommit);
+    world.publish(log, &[vec![1; 100]]);
+    world.settle(log);
+    world.disk.sim().set_volume_bytes(VOLUME, 4 << 20);
+    world.run_until(|world| world.events.iter().any(|event| matches!(event, Event::Space { writes: false })));
+    let refused = world.engine.claim(log, BatchKind::Data, NonZeroU32::MIN, 1);
+    assert_eq!(refused.err(), Some(ClaimError::NoSpace));
+    assert_eq!(world.read_log(log).expect("reads go on").len(), 1);
+    world.engine.move_start(log, Offset(1));
+    world.run_until(|world| world.events.iter().any(|event| matches!(event, Event::StartMoved { .. })));
+    world.disk.sim().set_volume_bytes(VOLUME, VOLUME_BYTES);
+    world.run_until(|world| world.events.iter().any(|event| matches!(event, Event::Space { writes: true })));
+    world.publish(log, &[vec![2; 100]]);
+    world.settle(log);
+    assert!(stopped(&world).is_empty());
+}
+
+#[test]
+fn a_volume_that_is_full_at_once_loses_nothing_that_was_claimed() {
+    let mut world = World::empty(5);
+    let log = world.create(key(1, 1), Fsync::OnCommit);
+    let mut taken = 0;
+    let mut rng = SimRng::new(5);
+    world.disk.sim().set_volume_bytes(VOLUME, 6 << 20);
+    for _ in 0..20_000 {
+        match world.engine.claim(log, BatchKind::Data, NonZeroU32::MIN, 5_000) {
+            Ok(claim) => {
+                let bytes = payload(&mut rng, 5_000);
+                let meta = felix_logstore::log::AppendMeta {
+                    generation: felix_wire::id::Generation(1),
+                    timestamp_ms: 1,
+                    producer: None,
+                };
+                world.engine.append(log, claim, meta, std::iter::once((1, bytes.as_slice()))).expect("there");
+                taken += 1;
+                world.turn();
+            }
+            Err(ClaimError::NoRoom) => world.step(),
+            Err(ClaimError::NoSpace) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(taken > 10, "{taken}");
+    world.settle(log);
+    assert!(stopped(&world).is_empty(), "disk full never meets acknowledged bytes");
+    assert_eq!(world.engine.log(log).expect("there").settled_end(), Offset(taken));
+    let mut world = restart(world);
+    let log = world.engine.find(key(1, 1)).expect("there");
+    assert_eq!(world.read_log(log).expect("readable").len() as u64, taken);
+}
+
+#[test]
+fn claims_wait_while_memory_is_full_and_go_on_when_it_is_not() {
+    let mut world = World::start_with(fresh_disk(6), 1, |config| config.memory_bytes_max = 32 << 20);
+    let log = world.create(key(1, 1), Fsync::OnCommit);
+    let stall = Rc::new(Cell::new(true));
+    let switch = stall.clone();
+    world.disk.sim().choose_faults(move |asked| {
+        let hit =
+            asked.kind == OpKind::Write && asked.path.is_some_and(|path| path.as_str().contains("shards/"));
+        (hit && switch.get()).then_some(Fault::Stall(Duration::from_secs(30)))
+    });
+    let mut refused = 0;
+    for _ in 0..400 {
+        match world.engine.claim(log, BatchKind::Data, NonZeroU32::MIN, 200_000) {
+            Ok(claim) => {
+                let bytes = vec![1; 200_000];
+                let meta = felix_logstore::log::AppendMeta {
+                    generation: felix_wire::id::Generation(1),
+                    timestamp_ms: 1,
+                    producer: None,
+                };
+                world.engine.append(log, claim, meta, std::iter::once((1, bytes.as_slice()))).expect("there");
+                world.turn();
+            }
+            Err(error) => {
+                assert_eq!(error, ClaimError::NoRoom);
+                refused += 1;
+                world.turn();
+            }
+        }
+        assert!(world.engine.memory_bytes() <= 32 << 20);
+    }
+    assert!(refused > 0);
+    stall.set(false);
+    world.events.clear();
+    world.run_until(|world| world.events.iter().any(|event| matches!(event, Event::Room { .. })));
+    world.publish(log, &[vec![2; 200_000]]);
+    world.settle(log);
+}
+
+/// Random errors of every kind while three logs are written, then a power loss: what was settled is there.
+#[test]
+fn no_error_of_the_disk_loses_what_was_settled() {
+    for seed in 0..40 {
+        let mut world = World::empty(seed);
+        let keys = [key(1, 1), key(2, 1), key(3, 1)];
+        let logs: Vec<_> = keys.iter().map(|key| world.create(*key, Fsync::OnCommit)).collect();
+        let ppm = 3_000;
+        let errors =
+            DiskFaults { write_error_ppm: ppm, sync_error_ppm: ppm, other_error_ppm: ppm, ..faults() };
+        world.disk.sim().set_faults(errors);
+        let mut rng = SimRng::new(seed);
+        let mut bytes = vec![Vec::new(); 3];
+        for _ in 0..600 {
+            let pick = rng.below(3) as usize;
+            let len = [50, 2_000, 90_000][rng.below(3) as usize];
+            if let Ok(claim) = world.engine.claim(logs[pick], BatchKind::Data, NonZeroU32::MIN, len) {
+                let payload = payload(&mut rng, len);
+                let meta = felix_logstore::log::AppendMeta {
+                    generation: felix_wire::id::Generation(1),
+                    timestamp_ms: 1,
+                    producer: None,
+                };
+                let records = std::iter::once((1, payload.as_slice()));
+                world.engine.append(logs[pick], claim, meta, records).expect("there");
+                bytes[pick].push(payload.clone());
+            }
+            world.step();
+        }
+        let settled: Vec<u64> =
+            logs.iter().map(|log| world.engine.log(*log).expect("there").settled_end().0).collect();
+        world.disk.sim().set_faults(faults());
+        let mut world = restart(world);
+        assert!(world.recovered.refused.is_empty(), "seed {seed}: {:?}", world.recovered.refused);
+        for (at, key) in keys.iter().enumerate() {
+            let log = world.engine.find(*key).expect("there");
+            let records = world.read_log(log).expect("readable");
+            assert!(records.len() as u64 >= settled[at], "seed {seed}: {} of {}", records.len(), settled[at]);
+            for (offset, record) in records {
+                assert!(record.as_ref() == Some(&bytes[at][offset as usize]), "seed {seed} offset {offset}");
+            }
+        }
+    }
+}
