@@ -22,7 +22,7 @@ impl Session {
             match stream.phase {
                 Phase::Over => return false,
                 Phase::WaitingKeys { .. } => {
-                    stream.held = true;
+                    self.held_streams += usize::from(!std::mem::replace(&mut stream.held, true));
                     return false;
                 }
                 Phase::Silent | Phase::Open { .. } => {}
@@ -30,18 +30,19 @@ impl Session {
             if is_full(stream, cx.limits) {
                 stream.flush(cx.quic, self.key);
                 if is_full(stream, cx.limits) {
-                    stream.held = true;
+                    self.held_streams += usize::from(!std::mem::replace(&mut stream.held, true));
                     return false;
                 }
             }
             if self.unread_bytes >= UNREAD_BYTES_MAX {
-                stream.held = true;
+                self.held_streams += usize::from(!std::mem::replace(&mut stream.held, true));
                 if !self.crowded_out.contains(&id) {
                     self.crowded_out.push(id);
                 }
                 return false;
             }
             if std::mem::replace(&mut stream.held, false) {
+                self.held_streams -= 1;
                 stream.restart_frame(cx.now);
             }
             let before = stream.reader.buffered_bytes();

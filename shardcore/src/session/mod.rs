@@ -158,6 +158,8 @@ pub struct Session {
     /// When the first stream has waited for keys for too long.
     keys_due: Option<Tick>,
     closing: bool,
+    /// Streams that are not read because of us.
+    held_streams: usize,
     /// What it holds of the core's budget for receive windows.
     pub window_bytes: usize,
     /// Subscriptions of the connection; kept by the core.
@@ -183,6 +185,7 @@ impl Session {
             no_identity_since: None,
             keys_due: None,
             closing: false,
+            held_streams: 0,
             window_bytes: 0,
             subscriptions: 0,
         }
@@ -307,6 +310,29 @@ impl Session {
 
     /// Writes what can be written and forgets the stream when it is over. True when it was held back and may go on.
     pub fn flush(&mut self, id: StreamId, cx: &mut Cx<'_>) -> bool {
+        let may_go_on = self.flush_stream(id, cx);
+        self.fit_window(cx);
+        may_go_on
+    }
+
+    /// Gives the connection credit for what its held streams have unread, so that they do not use up the others'. Out of
+    /// the core's budget for windows; without room there the held streams share what the connection has.
+    fn fit_window(&mut self, cx: &mut Cx<'_>) {
+        let base = cx.limits.conn_window as usize;
+        if self.window_bytes < base {
+            return;
+        }
+        let wanted = base + self.held_streams * cx.limits.stream_window as usize;
+        let others = *cx.windows_bytes - self.window_bytes;
+        let window = wanted.min(cx.limits.windows_bytes_max.saturating_sub(others).max(base));
+        if window != self.window_bytes {
+            *cx.windows_bytes = others + window;
+            self.window_bytes = window;
+            cx.quic.set_receive_window(self.key, window as u64);
+        }
+    }
+
+    fn flush_stream(&mut self, id: StreamId, cx: &mut Cx<'_>) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         stream.flush(cx.quic, self.key);
         let unread = stream.out_bytes();
@@ -366,6 +392,7 @@ impl Session {
         if let Some(stream) = self.streams.remove(&id) {
             self.partial_bytes -= stream.reader.buffered_bytes();
             self.unread_bytes -= stream.unread_counted;
+            self.held_streams -= usize::from(stream.held);
         }
         if self.partial_owner == Some(id) {
             self.partial_owner = None;

@@ -141,3 +141,24 @@ fn a_stream_whose_publishes_are_parked_is_read_on_for_other_shards() {
         fail(&failure);
     }
 }
+
+/// Six held streams with as much unread as a stream may have would fill the connection's window one and a half times.
+#[test]
+fn many_stalled_streams_leave_the_connection_credit_for_the_others() {
+    let mut publishers: Vec<_> = (0..6).map(|_| publisher(Some(0), 0, 4_000)).collect();
+    publishers.push(PublisherPlan { pace: MS * 5, ..publisher(Some(1), 0, 400) });
+    let mut plan = stalled_shard(publishers);
+    plan.limits.conn_window_before_auth = 32 << 10;
+    plan.limits.conn_window = 64 << 10;
+    plan.limits.parked_bytes_per_stream = 8 << 10;
+    let mut world = World::new(plan);
+    world.until(Tick::ZERO + MS * 5_000).unwrap();
+    let client = &world.clients()[0];
+    for stalled in &client.publishers[..6] {
+        assert_ne!(stalled.open().0, 0, "the shard that nobody reads is not stalled");
+    }
+    assert_eq!(client.publishers[6].open(), (0, 0), "the other shard's stream waits");
+    if let Err(failure) = world.run() {
+        fail(&failure);
+    }
+}
