@@ -49,6 +49,8 @@ struct Shard {
     need_bytes: usize,
     /// Somebody waits for `Event::Room`.
     wants_room: bool,
+    /// In the queue of logs with batches to submit.
+    queued: bool,
     /// A ceiling is on its way.
     ceiling_asked: bool,
     flushing: bool,
@@ -110,6 +112,10 @@ pub struct Engine {
     flushing: bool,
     /// Logs that need a flush after the one under way.
     flush_waits: BTreeSet<LogId>,
+    /// Logs with `Fsync::Periodic` that have settled more than is durable, as far as is known.
+    behind: BTreeSet<LogId>,
+    /// Logs of which somebody waits for room.
+    room_waits: BTreeSet<LogId>,
     last_settle: Tick,
     closing: stop::Closing,
     events: VecDeque<Event>,
@@ -150,6 +156,8 @@ impl Engine {
             next_flush: now + config.flush_every,
             flushing: false,
             flush_waits: BTreeSet::new(),
+            behind: BTreeSet::new(),
+            room_waits: BTreeSet::new(),
             last_settle: now,
             closing: stop::Closing::No,
             events: VecDeque::new(),
@@ -206,6 +214,7 @@ impl Engine {
             starved: false,
             need_bytes: 0,
             wants_room: false,
+            queued: false,
             ceiling_asked: false,
             flushing: false,
             change: None,
@@ -262,12 +271,14 @@ impl Engine {
         let need = encoded_len(count.get() as usize, payload_bytes.min(u32::MAX as usize));
         if self.memory_bytes.saturating_add(need) > self.config.memory_bytes_max && self.memory_bytes > 0 {
             shard.wants_room = true;
+            self.room_waits.insert(log);
             return Err(ClaimError::NoRoom);
         }
         let claim = shard.log.claim(kind, count, payload_bytes);
         if matches!(claim, Err(ClaimError::NoRoom)) {
             shard.wants_room = true;
             shard.need_bytes = need;
+            self.room_waits.insert(log);
         }
         self.due.insert(log);
         claim
@@ -336,8 +347,10 @@ impl Engine {
     /// When [`Engine::poll`] is due even if nothing happens.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Tick> {
-        let idle = (!self.unmarked.is_empty()).then(|| self.last_settle + self.config.idle_after);
-        let flush = self.needs_flush().then_some(self.next_flush);
+        let can_write = self.round.is_none() && self.slots.open().is_some();
+        let idle =
+            (can_write && !self.unmarked.is_empty()).then(|| self.last_settle + self.config.idle_after);
+        let flush = (!self.flushing && !self.behind.is_empty()).then_some(self.next_flush);
         [Some(self.next_space), idle, flush].into_iter().flatten().min()
     }
 
@@ -412,12 +425,17 @@ impl Engine {
         if self.memory_bytes * 8 > self.config.memory_bytes_max * 7 {
             return;
         }
-        for (log, shard) in &mut self.logs {
-            let served = shard.log.has_room(shard.need_bytes);
-            if shard.wants_room && served && !shard.starved {
+        let waiting: Vec<LogId> = self.room_waits.iter().copied().collect();
+        for log in waiting {
+            let Some(shard) = self.logs.get_mut(&log) else {
+                self.room_waits.remove(&log);
+                continue;
+            };
+            if shard.log.has_room(shard.need_bytes) && !shard.starved {
                 shard.wants_room = false;
                 shard.need_bytes = 0;
-                self.events.push_back(Event::Room { log: *log });
+                self.room_waits.remove(&log);
+                self.events.push_back(Event::Room { log });
             }
         }
     }

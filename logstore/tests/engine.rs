@@ -59,3 +59,240 @@ fn a_clean_stop_and_start_gives_the_same_log() {
         world.settle(log);
     }
 }
+
+#[test]
+fn a_deleted_and_re_created_stream_never_shows_an_old_record() {
+    let mut world = World::empty(3);
+    let other = world.create(key(9, 1), Fsync::OnCommit);
+    for incarnation in 1..=100 {
+        let log = world.create(key(1, incarnation), Fsync::OnCommit);
+        world.publish(log, &[vec![incarnation as u8; 3_000], vec![1; 70_000]]);
+        world.publish(other, &[vec![2; 200]]);
+        if incarnation % 3 > 0 {
+            world.settle(log);
+            assert_eq!(world.read_log(log).expect("readable")[&0], Some(vec![incarnation as u8; 3_000]));
+        }
+        world.engine.delete(log);
+        world.run_until(|world| {
+            world.events.iter().any(|event| matches!(event, Event::Deleted { log: gone, .. } if *gone == log))
+        });
+        if incarnation % 25 == 0 {
+            world.disk.sim().crash(&mut SimRng::new(incarnation));
+            world = World::start(world.disk, 1);
+            assert!(world.recovered.refused.is_empty(), "{:?}", world.recovered.refused);
+            assert!((1..=incarnation).all(|gone| world.engine.find(key(1, gone)).is_none()));
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_released_log_goes_on_with_another_engine() {
+    let mut world = World::empty(4);
+    let mut rng = SimRng::new(4);
+    let log = world.create(key(1, 1), Fsync::OnCommit);
+    let mut model = Vec::new();
+    for len in [100, 5_000, 90_000, 300] {
+        let bytes = payload(&mut rng, len);
+        world.publish(log, std::slice::from_ref(&bytes));
+        model.push(bytes);
+    }
+    world.engine.release(log);
+    let mut machine = None;
+    world.run_until(|world| world.events.iter().any(|event| matches!(event, Event::Released { .. })));
+    while let Some(event) = world.events.pop_front() {
+        if let Event::Released { machine: moved, .. } = event {
+            machine = Some(*moved);
+        }
+    }
+    let machine = machine.expect("released");
+    assert_eq!((machine.claimed_end(), machine.memory_bytes()), (Offset(4), 0));
+    fn is_send<T: Send>(_: &T) {}
+    is_send(&machine);
+    let log = world.engine.adopt(machine).expect("room");
+    let bytes = payload(&mut rng, 10);
+    assert_eq!(world.publish(log, std::slice::from_ref(&bytes)), Offset(4));
+    model.push(bytes);
+    world.settle(log);
+    world.disk.sim().crash(&mut SimRng::new(1));
+    let mut world = World::start(world.disk, 1);
+    assert!(world.recovered.refused.is_empty(), "{:?}", world.recovered.refused);
+    let log = world.engine.find(key(1, 1)).expect("there");
+    let read: Vec<_> = world.read_log(log).expect("readable").into_values().flatten().collect();
+    assert!(read == model);
+}
+
+#[test]
+fn retention_removes_whole_segments_recycles_them_and_keeps_the_end() {
+    let mut world = World::empty(5);
+    let key = key(1, 1);
+    let log = world.create(key, Fsync::OnCommit);
+    for number in 0..60u64 {
+        world.publish(log, &[vec![number as u8; 20_000]]);
+        world.settle(log);
+    }
+    let retention = felix_logstore::retention::Retention { bytes: Some(300_000), age_ms: None };
+    world.engine.configure(log, felix_logstore::log::LogConfig { retention, ..log_config(Fsync::OnCommit) });
+    assert!(world.engine.retain(log, 0, Offset(u64::MAX)));
+    world.run_until(|world| world.events.iter().any(|event| matches!(event, Event::StartMoved { .. })));
+    let start = world.engine.log(log).expect("there").start();
+    assert!(start > Offset(20) && start < Offset(60), "{start}");
+    assert_eq!(world.read_log(log).expect("readable").len() as u64, 60 - start.0);
+    let too_old = world.read(log, Offset(0), 1_000);
+    assert!(
+        matches!(too_old, Err(felix_logstore::engine::ReadError::TooOld { start: told }) if told == start)
+    );
+    for _ in 0..40 {
+        world.publish(log, &[vec![9; 20_000]]);
+        world.settle(log);
+    }
+    world.disk.sim().crash(&mut SimRng::new(3));
+    let mut world = World::start(world.disk, 1);
+    let log = world.engine.find(key).expect("there");
+    assert_eq!(world.engine.log(log).expect("there").start(), start);
+    assert_eq!(world.read_log(log).expect("readable").len() as u64, 100 - start.0);
+}
+
+#[test]
+fn an_idle_log_rolls_by_time_so_that_it_expires() {
+    let mut world = World::empty(6);
+    let log = world.create(key(1, 1), Fsync::OnCommit);
+    let roll_after = Some(std::time::Duration::from_secs(2));
+    let retention = felix_logstore::retention::Retention { bytes: None, age_ms: Some(500) };
+    let config = felix_logstore::log::LogConfig { roll_after, retention, ..log_config(Fsync::OnCommit) };
+    world.engine.configure(log, config);
+    world.publish(log, &[vec![1; 100]]);
+    world.settle(log);
+    assert!(!world.engine.retain(log, 10_000, Offset(u64::MAX)), "the active segment does not expire");
+    world.run_until(|world| world.engine.log(log).is_some_and(|log| log.sealed().count() == 1));
+    assert!(world.engine.retain(log, 10_000, Offset(u64::MAX)));
+    world.run_until(|world| world.engine.log(log).is_some_and(|log| log.start() == Offset(1)));
+    world.pass(std::time::Duration::from_secs(3));
+    let machine = world.engine.log(log).expect("there");
+    assert_eq!((machine.sealed().count(), machine.claimed_end()), (0, Offset(1)));
+}
+
+#[test]
+fn a_thousand_sealed_segments_open_without_being_scanned() {
+    let mut world = World::empty(7);
+    let log = world.create(key(1, 1), Fsync::OnCommit);
+    let small = felix_logstore::log::LogConfig { segment_bytes_max: 64 << 10, ..log_config(Fsync::OnCommit) };
+    world.engine.configure(log, small);
+    for _ in 0..1_000 {
+        world.publish(log, &[vec![1; 50_000]]);
+    }
+    world.settle(log);
+    let disk = world.close();
+    let AnyDisk::Plain(mut disk) = disk else { panic!("not traced") };
+    let before = disk.counts().answered;
+    let mut any = AnyDisk::Plain({
+        disk.set_ops_max(256);
+        disk
+    });
+    let recovered = recover(&mut any, 1);
+    assert!(recovered.logs[0].segments.len() > 990);
+    let asked = any.sim().counts().answered - before;
+    assert!(asked < 10 * 1_000, "{asked} operations");
+}
+
+/// Counts writes to slots and to segments from here on.
+fn count_writes(world: &mut World) -> std::rc::Rc<std::cell::Cell<(u32, u32)>> {
+    let counts = std::rc::Rc::new(std::cell::Cell::new((0, 0)));
+    let own = counts.clone();
+    world.disk.sim().choose_faults(move |asked| {
+        let to = |part: &str| asked.path.is_some_and(|path| path.as_str().starts_with(part));
+        if asked.kind == felix_runtime::sim::OpKind::Write {
+            let (slots, segments) = own.get();
+            own.set((slots + u32::from(to("slots/")), segments + u32::from(to("shards/"))));
+        }
+        None
+    });
+    counts
+}
+
+#[test]
+fn small_pieces_of_many_logs_share_one_write_and_large_ones_go_straight_to_their_segments() {
+    let mut world = World::empty(8);
+    let logs: Vec<_> = (0..48).map(|name| world.create(key(name, 1), Fsync::OnCommit)).collect();
+    for log in &logs {
+        world.publish(*log, &[vec![0; 10]]);
+    }
+    for log in &logs {
+        world.settle(*log);
+    }
+    world.pass(std::time::Duration::from_millis(300));
+    let counts = count_writes(&mut world);
+    let meta = |at| felix_logstore::log::AppendMeta {
+        generation: felix_wire::id::Generation(1),
+        timestamp_ms: at,
+        producer: None,
+    };
+    for (index, log) in logs.iter().enumerate() {
+        let bytes = vec![1; if index < 2 { 100_000 } else { 1_000 }];
+        let kind = felix_logstore::record::BatchKind::Data;
+        let claim = world.engine.claim(*log, kind, std::num::NonZeroU32::MIN, bytes.len());
+        let Ok(claim) = claim else {
+            // A large batch may find its segment too small at first.
+            world.publish(*log, &[bytes]);
+            continue;
+        };
+        world.engine.append(*log, claim, meta(1), std::iter::once((1, bytes.as_slice()))).expect("there");
+    }
+    counts.set((0, 0));
+    world.turn();
+    assert_eq!(counts.get().0, 1, "one write for all the small ones");
+    for log in &logs {
+        world.settle(*log);
+    }
+    counts.set((0, 0));
+    world.publish(logs[5], &[vec![2; 5_000]]);
+    world.settle(logs[5]);
+    assert_eq!(counts.get(), (0, 1), "a lone log with a whole block goes straight");
+}
+
+#[test]
+fn an_offset_that_a_reader_may_have_seen_is_not_used_again_after_a_power_loss() {
+    for (policy, seed) in [(Fsync::Periodic, 1), (Fsync::None, 2)] {
+        let mut world = World::empty(seed);
+        let log = world.create(key(1, 1), policy);
+        for _ in 0..20 {
+            world.publish(log, &[vec![1; 500]]);
+            world.settle(log);
+        }
+        assert!(
+            world.engine.log(log).expect("there").durable_end() < Offset(20),
+            "not all of it is synced yet"
+        );
+        world.disk.sim().crash(&mut SimRng::new(seed));
+        let mut world = World::start(world.disk, 2);
+        let log = world.engine.find(key(1, 1)).expect("there");
+        let base = world.publish(log, &[vec![2; 10]]);
+        assert!(base >= Offset(20), "{base}");
+        world.settle(log);
+        let records = world.read_log(log).expect("readable");
+        assert_eq!(records.get(&base.0), Some(&Some(vec![2; 10])));
+        assert!(records.iter().any(|(_, record)| record.is_none()), "what is between is told as skipped");
+    }
+}
+
+#[test]
+fn a_process_that_died_loses_nothing_that_was_written_without_a_sync() {
+    let mut world = World::empty(9);
+    let log = world.create(key(1, 1), Fsync::None);
+    for _ in 0..20 {
+        world.publish(log, &[vec![1; 500]]);
+        world.settle(log);
+    }
+    world.disk.sim().kill();
+    let mut world = World::start(world.disk, 1);
+    let log = world.engine.find(key(1, 1)).expect("there");
+    assert_eq!(world.engine.log(log).expect("there").claimed_end(), Offset(20));
+    assert_eq!(world.read_log(log).expect("readable").len(), 20);
+}
+
+#[test]
+fn a_second_process_is_refused_while_the_first_lives() {
+    let mut world = World::empty(10);
+    let result = recover_some(&mut world.disk, 1, None);
+    assert!(matches!(result, Some(Err(felix_logstore::recovery::RecoveryError::Locked { .. }))));
+}

@@ -362,18 +362,16 @@ impl Engine {
     /// Closes handles of sealed segments that hold all their bytes, and retires segments below the start.
     pub(super) fn close_idle_files(&mut self, log: LogId) {
         let Some(shard) = self.logs.get(&log) else { return };
-        let idle = |sealed: &&Sealed| {
-            let written = !shard.log.has_runs_of(sealed.seq) && !self.spill_uses(log, sealed.seq);
-            written && !self.reads.is_read(log, sealed.seq)
-        };
-        let closable: Vec<_> = shard
-            .log
-            .sealed()
-            .filter(|sealed| sealed.files.is_some())
-            .filter(idle)
-            .map(|sealed| sealed.seq)
-            .collect();
-        let retired = shard.log.retired().take_while(idle).count();
+        let idle = |sealed: &&Sealed| !shard.log.has_runs_of(sealed.seq) && !self.spill_uses(log, sealed.seq);
+        // Only from the oldest on, so that those with handles stay the newest.
+        let with_files: Vec<&Sealed> = shard.log.sealed_with_files().collect();
+        let closable: Vec<_> =
+            with_files.into_iter().rev().take_while(idle).map(|sealed| sealed.seq).collect();
+        // A cut under way may end in a segment that would be retired.
+        let kept = shard.change.is_some();
+        // What a slot holds of a retired segment is not needed any more; only writes under way are waited for.
+        let free = |sealed: &&Sealed| !self.spill_uses(log, sealed.seq);
+        let retired = if kept { 0 } else { shard.log.retired().take_while(free).count() };
         for seq in closable {
             let files = self.logs.get_mut(&log).and_then(|shard| shard.log.sealed_mut(seq)?.files.take());
             if let Some(files) = files {
@@ -385,7 +383,7 @@ impl Engine {
             }
         }
         for _ in 0..retired {
-            let Some(sealed) = self.logs.get_mut(&log).and_then(|shard| shard.log.take_retired()) else {
+            let Some(sealed) = self.with(log, crate::log::Log::take_retired).flatten() else {
                 return;
             };
             self.retire(log, &sealed);
@@ -396,14 +394,22 @@ impl Engine {
         let Some(shard) = self.logs.get(&log) else { return };
         let from = names::segment(self.config.volume, shard.log.key(), sealed.seq);
         let mut files = Vec::new();
-        self.reads.forget(log, sealed.seq, &mut files);
-        let pooled = self.pool.files.len() + self.pool.coming < self.config.pool_files_max;
+        let read = self.reads.is_read(log, sealed.seq);
+        if !read {
+            self.reads.forget(log, sealed.seq, &mut files);
+        }
+        // One that is being read keeps its bytes, without a name, until the last handle is closed.
+        let pooled = !read && self.pool.files.len() + self.pool.coming < self.config.pool_files_max;
         let to = self.next_pooled();
         let (desk, size_bytes) = (self.desk.clone(), sealed.size_bytes);
         self.pool.coming += usize::from(pooled);
+        let handles = sealed.files;
         self.scripts.start(async move {
             for file in files {
                 desk.close(file).await;
+            }
+            if let Some(handles) = handles {
+                desk.close_both(handles).await;
             }
             if pooled {
                 let result = scripts::pool_segment(&desk, from, to.clone()).await;

@@ -19,11 +19,19 @@ use crate::log::{Piece, PieceId, RunId, StopReason};
 /// Bytes of one round, so that it does not wait for a buffer that is larger than others need.
 const ROUND_BYTES_MAX: u64 = 4 << 20;
 
+/// What a round says beside its pieces.
+struct Lists {
+    prior: Vec<Prior>,
+    /// With the log each is of; none for one that is gone.
+    marks: Vec<(Option<LogId>, Mark)>,
+    /// So many of the notes that wait.
+    notes: usize,
+}
+
 /// The round that is being written.
 pub(super) struct RoundInFlight {
     slot: usize,
     dsync: bool,
-    /// Log, piece and its run.
     pieces: Vec<(LogId, PieceId)>,
     notes: Vec<NoteThen>,
     marked: Vec<LogId>,
@@ -32,11 +40,7 @@ pub(super) struct RoundInFlight {
 impl Engine {
     /// Submits what can be submitted.
     pub(super) fn submit(&mut self, now: Tick) {
-        let queued = std::mem::take(&mut self.ready);
-        let able: Vec<LogId> = queued
-            .into_iter()
-            .filter(|log| self.log(*log).is_some_and(|log| log.submittable() > 0))
-            .collect();
+        let able = self.take_ready();
         let alone = able.len() == 1;
         let threshold = if self.slots.behind() { DIRECT_BYTES_BEHIND } else { DIRECT_BYTES };
         let mut packed = Vec::new();
@@ -49,12 +53,12 @@ impl Engine {
                 if in_round == 0 && direct < self.config.direct_depth && self.write_direct(log, now) {
                     self.due.insert(log);
                 } else {
-                    self.ready.push_back(log);
+                    self.requeue(log, false);
                 }
             } else if direct == 0 && in_round == 0 {
                 packed.push(log);
             } else {
-                self.ready.push_back(log);
+                self.requeue(log, false);
             }
         }
         if self.round.is_none() {
@@ -62,8 +66,28 @@ impl Engine {
         }
         // Those that found no place in this round are the first of the next.
         for log in packed.into_iter().rev() {
-            self.ready.push_front(log);
+            self.requeue(log, true);
         }
+    }
+
+    /// The logs that can submit, in their order; none of them is queued any more.
+    fn take_ready(&mut self) -> Vec<LogId> {
+        let mut able = Vec::with_capacity(self.ready.len());
+        while let Some(log) = self.ready.pop_front() {
+            if let Some(shard) = self.logs.get_mut(&log) {
+                shard.queued = false;
+                if shard.log.submittable() > 0 {
+                    able.push(log);
+                }
+            }
+        }
+        able
+    }
+
+    fn requeue(&mut self, log: LogId, first: bool) {
+        let Some(shard) = self.logs.get_mut(&log).filter(|shard| !shard.queued) else { return };
+        shard.queued = true;
+        if first { self.ready.push_front(log) } else { self.ready.push_back(log) }
     }
 
     /// Writes the next piece of a log straight to its segment. False when there is no buffer for it now.
@@ -113,6 +137,9 @@ impl Engine {
         if let Some(end) = settled {
             self.last_settle = now;
             self.unmarked.insert(log);
+            if self.log(log).is_some_and(|log| log.config().policy == Fsync::Periodic) {
+                self.behind.insert(log);
+            }
             self.events.push_back(Event::Settled { log, end });
         }
     }
@@ -152,7 +179,7 @@ impl Engine {
             return taken.into_iter().map(|(log, _)| log).chain(rest).collect();
         }
         let logs: Vec<LogId> = taken.into_iter().map(|(log, _)| log).collect();
-        self.start_round(index, (prior, marks, notes), logs, buffer, now);
+        self.start_round(index, Lists { prior, marks, notes }, logs, buffer, now);
         rest
     }
 
@@ -208,7 +235,7 @@ impl Engine {
     fn start_round(
         &mut self,
         index: usize,
-        (prior, marks, notes): (Vec<Prior>, Vec<(Option<LogId>, Mark)>, usize),
+        Lists { prior, marks, notes }: Lists,
         logs: Vec<LogId>,
         mut buffer: felix_runtime::file::AlignedBuf,
         now: Tick,

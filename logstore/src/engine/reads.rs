@@ -117,6 +117,7 @@ impl Engine {
         if let Some(file) = opened {
             self.keep_file(log, segment, file);
         }
+        self.drop_retired(log, segment);
         if let Some(index) = self.logs.get_mut(&log).and_then(|shard| shard.log.index_mut(segment)) {
             if bad_hint {
                 index.clear();
@@ -142,8 +143,7 @@ impl Engine {
     /// Keeps a handle for the next read of the segment, and closes others when there are too many.
     fn keep_file(&mut self, log: LogId, segment: SegmentSeq, file: FileId) {
         self.reads.clock += 1;
-        let there =
-            self.logs.get(&log).is_some_and(|shard| shard.log.sealed().any(|sealed| sealed.seq == segment));
+        let there = self.logs.get(&log).is_some_and(|shard| shard.log.has_segment(segment));
         let known = self.reads.files.contains_key(&(log, segment));
         let mut close = Vec::new();
         if there && !known {
@@ -152,7 +152,21 @@ impl Engine {
         } else {
             close.push(file);
         }
-        for file in close {
+        self.close_read_files(close);
+    }
+
+    /// The last read of a segment that was retired meanwhile is over: its handle goes.
+    fn drop_retired(&mut self, log: LogId, segment: SegmentSeq) {
+        let there = self.logs.get(&log).is_some_and(|shard| shard.log.has_segment(segment));
+        if !there && !self.reads.is_read(log, segment) {
+            let mut close = Vec::new();
+            self.reads.forget(log, segment, &mut close);
+            self.close_read_files(close);
+        }
+    }
+
+    fn close_read_files(&mut self, files: Vec<FileId>) {
+        for file in files {
             let desk = self.desk.clone();
             self.scripts.start(async move {
                 desk.close(file).await;

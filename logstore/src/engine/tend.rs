@@ -8,7 +8,7 @@ use felix_runtime::file::{DiskError, Op, Outcome};
 use super::scripts::{self, Ended};
 use super::{Engine, Event, LogId, Note, NoteThen};
 use crate::commit::MarkKind;
-use crate::id::{Fsync, SegmentSeq};
+use crate::id::SegmentSeq;
 use crate::log::{Point, StopReason};
 use crate::names;
 use crate::script::Handles;
@@ -32,7 +32,9 @@ impl Engine {
         self.ask_ceiling(log);
         self.tend_change(log);
         self.close_idle_files(log);
-        if self.logs.get(&log).is_some_and(|shard| shard.log.submittable() > 0) && !self.ready.contains(&log)
+        if let Some(shard) = self.logs.get_mut(&log)
+            && shard.log.submittable() > 0
+            && !std::mem::replace(&mut shard.queued, true)
         {
             self.ready.push_back(log);
         }
@@ -70,7 +72,8 @@ impl Engine {
             return;
         }
         // A log that nobody writes to needs no segment ahead.
-        let idle = shard.log.open().next().is_none() && !shard.wants_room && shard.log.skips_to().is_none();
+        let asked = shard.wants_room || shard.log.skips_to().is_some() || shard.log.wants_successor();
+        let idle = shard.log.open().next().is_none() && !asked;
         if idle {
             return;
         }
@@ -158,26 +161,12 @@ impl Engine {
         }
     }
 
-    /// Whether a log that settles before it is durable has something to flush by the clock.
-    pub(super) fn needs_flush(&self) -> bool {
-        let behind = |log: &crate::log::Log| {
-            log.config().policy == Fsync::Periodic && log.durable_end() < log.settled_end()
-        };
-        self.logs.values().any(|shard| shard.log.stopped().is_none() && behind(&shard.log))
-    }
-
     pub(super) fn tend_timers(&mut self, now: Tick) {
         if now >= self.next_flush && !self.flushing {
             self.next_flush = now + self.config.flush_every;
-            let behind = |log: &crate::log::Log| {
-                log.config().policy == Fsync::Periodic && log.durable_end() < log.settled_end()
-            };
-            let logs: Vec<LogId> = self
-                .logs
-                .iter()
-                .filter(|(_, shard)| behind(&shard.log) && !shard.flushing && shard.log.stopped().is_none())
-                .map(|(log, _)| *log)
-                .collect();
+            let logs: Vec<LogId> = std::mem::take(&mut self.behind).into_iter().collect();
+            let live = |log: &LogId| self.log(*log).is_some_and(|log| log.stopped().is_none());
+            let logs = logs.into_iter().filter(live).collect();
             self.flush(logs);
         }
         if now >= self.next_space && !self.asking_space {

@@ -114,6 +114,8 @@ impl Log {
                 off.open.push(open);
             }
         }
+        let last = self.sealed.back().map_or(SegmentSeq(0), |last| last.seq);
+        assert_eq!(last, seq, "the segment of a cut stays until it is made");
         self.cut_runs(point.at);
         self.pending.clear();
         self.in_flight.clear();

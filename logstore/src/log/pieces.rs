@@ -249,6 +249,13 @@ impl Log {
         }
     }
 
+    /// Nobody will read the bytes of a segment again.
+    pub(super) fn drop_runs_of(&mut self, segment: SegmentSeq) {
+        let dropped: u64 = self.runs.iter().filter(|run| run.segment == segment).map(|run| run.len).sum();
+        self.runs.retain(|run| run.segment != segment);
+        self.memory_bytes -= dropped as usize;
+    }
+
     /// Runs that the slot `slot` holds and the segments do not.
     pub fn runs_in(&self, slot: u64) -> impl Iterator<Item = &RunBytes> {
         self.runs.iter().filter(move |run| run.slot == Some(slot))

@@ -55,12 +55,12 @@ impl Log {
         }
         let at = self.runs().partition_point(|run| run.end <= from);
         if self.runs().get(at).is_some_and(|run| run.base <= from) {
-            return ReadPlan::Memory(self.from_memory(at, from, until, bytes_max));
+            return ReadPlan::Memory(self.memory_plan(at, from, until, bytes_max));
         }
-        self.from_file(from, until, at).map_or(ReadPlan::AtEnd, ReadPlan::File)
+        self.file_plan(from, until, at).map_or(ReadPlan::AtEnd, ReadPlan::File)
     }
 
-    fn from_memory(&self, first_run: usize, from: Offset, until: Offset, bytes_max: usize) -> Vec<Batch> {
+    fn memory_plan(&self, first_run: usize, from: Offset, until: Offset, bytes_max: usize) -> Vec<Batch> {
         let mut batches: Vec<Batch> = Vec::new();
         let mut bytes = 0;
         let mut due = from;
@@ -81,7 +81,7 @@ impl Log {
         batches
     }
 
-    fn from_file(&self, from: Offset, until: Offset, next_run: usize) -> Option<FilePlan> {
+    fn file_plan(&self, from: Offset, until: Offset, next_run: usize) -> Option<FilePlan> {
         let run = self.runs().get(next_run);
         let within =
             |segment: SegmentSeq, end: Offset, byte: u64| match run.filter(|run| run.segment == segment) {
@@ -99,7 +99,7 @@ impl Log {
                 limit_byte,
                 limit: limit.min(until),
                 wanted: from,
-                file: sealed.files.map(|files| files.plain),
+                file: None,
             });
         }
         let open = self.open.front().filter(|open| open.state == HeadState::Durable && open.base <= from)?;

@@ -112,8 +112,19 @@ impl Log {
         self.sealed.iter()
     }
 
+    /// Whether a segment is part of the log.
+    #[must_use]
+    pub fn has_segment(&self, seq: SegmentSeq) -> bool {
+        self.sealed_at(seq).is_some() || self.open.iter().any(|open| open.seq == seq)
+    }
+
+    fn sealed_at(&self, seq: SegmentSeq) -> Option<usize> {
+        self.sealed.binary_search_by_key(&seq, |sealed| sealed.seq).ok()
+    }
+
     pub(crate) fn sealed_mut(&mut self, seq: SegmentSeq) -> Option<&mut Sealed> {
-        self.sealed.iter_mut().find(|sealed| sealed.seq == seq)
+        let at = self.sealed_at(seq)?;
+        self.sealed.get_mut(at)
     }
 
     /// Open segments: the first serves or is about to, the others wait.
@@ -125,7 +136,7 @@ impl Log {
     #[must_use]
     pub fn files_of(&self, seq: SegmentSeq) -> Option<Handles> {
         let open = self.open.iter().find(|open| open.seq == seq).map(|open| open.files);
-        open.or_else(|| self.sealed.iter().find(|sealed| sealed.seq == seq)?.files)
+        open.or_else(|| self.sealed.get(self.sealed_at(seq)?)?.files)
     }
 
     /// Reserves `len` bytes in the last open segment, or begins to fill the one behind it.
@@ -153,7 +164,8 @@ impl Log {
         }
         let larger =
             self.open.back().map(|open| open.size_bytes).or(self.sealed.back().map(|last| last.size_bytes));
-        let wanted = larger.map_or(self.config.segment_bytes_first, |size| size * 2);
+        let first = self.config.segment_bytes_first;
+        let wanted = larger.filter(|_| !self.wants_successor()).map_or(first, |size| size * 2);
         let size = size_class(wanted, need as u64, self.config.segment_bytes_max);
         let taking = self.open.iter().filter(|open| !open.full);
         match (taking.clone().next(), taking.count()) {
@@ -165,6 +177,12 @@ impl Log {
             // A spare that is too small for a large batch is replaced by `drop_spare`.
             _ => None,
         }
+    }
+
+    /// Everything has expired, and only a newer segment lets go of the last one.
+    #[must_use]
+    pub fn wants_successor(&self) -> bool {
+        self.open.is_empty() && self.sealed.back().is_some_and(|last| last.end.offset <= self.start)
     }
 
     /// Takes the spare segment out if a batch of `need` bytes fits neither it nor the one before.
@@ -347,9 +365,10 @@ impl Log {
         self.sealed.iter().take(most).take_while(|sealed| sealed.end.offset <= self.start)
     }
 
-    /// Takes the first of the retired segments out of the log.
+    /// Takes the first of the retired segments out of the log, with what is in memory of it.
     pub fn take_retired(&mut self) -> Option<Sealed> {
-        self.retired().next()?;
+        let seq = self.retired().next()?.seq;
+        self.drop_runs_of(seq);
         self.sealed.pop_front()
     }
 
@@ -359,6 +378,11 @@ impl Log {
         open.or_else(|| {
             self.sealed.iter_mut().find(|sealed| sealed.seq == seq).map(|sealed| &mut sealed.index)
         })
+    }
+
+    /// Sealed segments that are still open for writing: the newest ones, since bytes are spilled in order.
+    pub fn sealed_with_files(&self) -> impl Iterator<Item = &Sealed> {
+        self.sealed.iter().rev().take_while(|sealed| sealed.files.is_some())
     }
 
     /// All handles for writing.

@@ -146,7 +146,7 @@ pub fn decode(bytes: &[u8], epoch: Epoch) -> Result<Found, BatchFault> {
     let records = if raw.head.kind == BatchKind::Skip { 0 } else { raw.head.count };
     let mut used = 0;
     for record in 0..records {
-        let (len, checksum, delta, payload) = record_at(&mut fields)?;
+        let RawRecord { len, checksum, delta, payload } = record_at(&mut fields)?;
         let own = extend(extend(extend(seed, &len.to_le_bytes()), delta), payload);
         if own != checksum {
             return Err(BatchFault::RecordChecksum { record });
@@ -163,13 +163,21 @@ pub fn decode(bytes: &[u8], epoch: Epoch) -> Result<Found, BatchFault> {
     Ok(Found { head: raw.head, len: raw.total, checksum: raw.checksum })
 }
 
-fn record_at<'a>(fields: &mut Fields<'a>) -> Result<(u32, u32, &'a [u8], &'a [u8]), BatchFault> {
+/// A record as it stands.
+struct RawRecord<'a> {
+    len: u32,
+    checksum: u32,
+    delta: &'a [u8],
+    payload: &'a [u8],
+}
+
+fn record_at<'a>(fields: &mut Fields<'a>) -> Result<RawRecord<'a>, BatchFault> {
     let short = BatchFault::Malformed("a record reaches past the batch");
     let len = fields.u32().ok_or(short)?;
     let checksum = fields.u32().ok_or(short)?;
     let delta = fields.bytes(4).ok_or(short)?;
     let payload = fields.bytes(len as usize).ok_or(short)?;
-    Ok((len, checksum, delta, payload))
+    Ok(RawRecord { len, checksum, delta, payload })
 }
 
 /// The records of a batch, in order.
@@ -195,7 +203,7 @@ impl Iterator for Records<'_> {
             return None;
         }
         let mut fields = Fields::new(self.batch.bytes.get(self.at..)?);
-        let (_, _, delta, payload) = record_at(&mut fields).ok()?;
+        let RawRecord { delta, payload, .. } = record_at(&mut fields).ok()?;
         let delta = i64::from(i32::from_le_bytes(delta.try_into().ok()?));
         let record = Record {
             offset: Offset(head.base.0 + u64::from(self.next)),

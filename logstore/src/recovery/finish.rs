@@ -6,7 +6,6 @@
 use std::rc::Rc;
 
 use felix_runtime::file::{DiskError, DiskPath, EntryKind, FileId, LockKind, OpenFlags, OpenMode};
-use felix_wire::id::Offset;
 use futures::StreamExt;
 
 use super::evidence::{Evidence, Known};

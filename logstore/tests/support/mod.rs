@@ -20,6 +20,7 @@ pub const VOLUME: VolumeId = VolumeId(0);
 pub const VOLUME_BYTES: u64 = 1 << 30;
 
 /// A simulated disk, recorded or not.
+#[allow(clippy::large_enum_variant, reason = "there is one per world")]
 pub enum AnyDisk {
     Plain(SimDisk),
     Traced(TraceDisk<SimDisk>),
@@ -306,4 +307,84 @@ pub fn payload(rng: &mut SimRng, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     rng.fill(&mut bytes);
     bytes
+}
+
+/// Bytes as text: a line of hex per block that is not all zeros, with its number; zeros at the end of a block left out.
+pub fn to_text(bytes: &[u8]) -> String {
+    let mut text = format!("{} bytes\n", bytes.len());
+    for (number, block) in bytes.chunks(4_096).enumerate() {
+        let used = block.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        if used > 0 {
+            text += &format!("block {number} {}\n", hex::encode(&block[..used]));
+        }
+    }
+    text
+}
+
+pub fn from_text(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for line in text.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[..] {
+            [len, "bytes"] => bytes = vec![0; len.parse().expect("a length")],
+            ["block", number, digits] => {
+                let at = number.parse::<usize>().expect("a number") * 4_096;
+                let block = hex::decode(digits).expect("hex");
+                bytes[at..at + block.len()].copy_from_slice(&block);
+            }
+            _ => panic!("not a line of a dump: {line:?}"),
+        }
+    }
+    bytes
+}
+
+pub fn dump_volume(image: &DiskImage) -> String {
+    let mut text = String::new();
+    for (path, _) in image.files() {
+        let bytes = image.read(&path).expect("it is listed");
+        text += &format!("file {}\n{}", path.as_str(), to_text(&bytes));
+    }
+    text
+}
+
+/// A disk with the files of a dump.
+pub fn load_volume(text: &str) -> AnyDisk {
+    use felix_logstore::script::{Desk, Scripts};
+    use felix_runtime::file::{DiskPath, OpenFlags, OpenMode};
+    let mut disk = fresh_disk(1);
+    let desk = Desk::new(1, pool());
+    let mut scripts: Scripts<()> = Scripts::new(desk.clone());
+    for file in text.split("file ").skip(1) {
+        let (name, rest) = file.split_once('\n').expect("a name");
+        let path = DiskPath::new(VOLUME, name).expect("a path");
+        let bytes = from_text(rest);
+        let own = desk.clone();
+        scripts.start(async move {
+            let parent = path.parent();
+            if !parent.parent().is_root() {
+                own.make_dir(parent.parent()).await.expect("a directory");
+            }
+            own.make_dir(parent).await.ok();
+            let (file, _) = own.open(path, OpenFlags::plain(OpenMode::CreateNew)).await.expect("a file");
+            own.presize(file, bytes.len() as u64).await.expect("space");
+            for (number, block) in bytes.chunks(4_096).enumerate() {
+                if block.iter().any(|byte| *byte != 0) {
+                    own.write_bytes(file, number as u64 * 4_096, block).await.expect("a write");
+                }
+            }
+            own.close(file).await;
+        });
+        while !scripts.is_empty() {
+            while let Some((token, op)) = desk.poll_op() {
+                disk.submit(token, op).expect("room");
+            }
+            if let Some(due) = disk.sim().next_due() {
+                disk.sim().advance_to(due);
+            }
+            while let Some(done) = disk.poll_done() {
+                scripts.answer(done);
+            }
+        }
+    }
+    disk
 }
