@@ -8,6 +8,7 @@
 mod changes;
 mod commit;
 mod config;
+mod counts;
 mod event;
 mod reads;
 mod scripts;
@@ -20,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU32;
 
 use felix_runtime::clock::Tick;
-use felix_runtime::file::{BufPool, Done, Op, Token};
+use felix_runtime::file::{BufPool, DiskError, Done, Op, Token};
 use felix_wire::id::Offset;
 
 use crate::checksum::Epoch;
@@ -32,6 +33,7 @@ use crate::record::{Batch, BatchKind, encoded_len};
 use crate::script::{Desk, Scripts};
 
 pub use config::EngineConfig;
+pub use counts::{Counts, Gauges};
 pub use event::{Event, LogId, ReadError, ReadId};
 use scripts::Ended;
 use slots::Slots;
@@ -118,6 +120,7 @@ pub struct Engine {
     room_waits: BTreeSet<LogId>,
     last_settle: Tick,
     closing: stop::Closing,
+    counts: Counts,
     events: VecDeque<Event>,
 }
 
@@ -160,6 +163,7 @@ impl Engine {
             room_waits: BTreeSet::new(),
             last_settle: now,
             closing: stop::Closing::No,
+            counts: Counts::default(),
             events: VecDeque::new(),
             config,
         };
@@ -360,6 +364,25 @@ impl Engine {
         self.memory_bytes
     }
 
+    /// What it has done so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Where it stands.
+    #[must_use]
+    pub fn gauges(&self) -> Gauges {
+        let slots = self.slots.gauges();
+        let (memory_bytes, pooled) = (self.memory_bytes, self.pool.len());
+        Gauges { logs: self.logs.len(), memory_bytes, pooled, reads: self.reads.under_way(), ..slots }
+    }
+
+    fn trouble(&mut self, what: &'static str, error: DiskError) {
+        self.counts.troubles += 1;
+        self.events.push_back(Event::DiskTrouble { what, error });
+    }
+
     /// Whether anything is under way.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
@@ -386,9 +409,7 @@ impl Engine {
             Ended::SlotMade { index, files } => self.slot_made(index, files),
             Ended::SlotOpened { index, result } => self.slot_opened(index, result),
             Ended::RoundWritten { result } => self.round_written(result, now),
-            Ended::PieceWritten { log, piece, run, result } => {
-                self.piece_written((log, piece, run), result, now)
-            }
+            Ended::PieceWritten { log, written, result } => self.piece_written(log, written, result, now),
             Ended::LogMade { log, result } => self.log_made(log, result),
             Ended::SegmentMade { log, seq, size_bytes, files } => {
                 self.segment_made(log, seq, size_bytes, files)

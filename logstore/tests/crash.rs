@@ -110,7 +110,8 @@ struct Run {
 }
 
 impl Run {
-    fn new(seed: u64, image: DiskImage, boot: u8) -> Run {
+    fn new(seed: u64, image: DiskImage, first_incarnation: u64) -> Run {
+        let boot = 1;
         let mut world = World::start_with(traced(seed, image), boot, |config| {
             config.pool_fill = usize::from(seed.is_multiple_of(3));
             config.pool_fill_bytes = 128 << 10;
@@ -120,7 +121,8 @@ impl Run {
             .flat_map(|name| (1..200).map(move |incarnation| key(name, incarnation)))
             .filter_map(|key| Some((key, world.engine.find(key)?)))
             .collect();
-        let incarnation = live.iter().map(|(key, _)| key.incarnation.0).max().unwrap_or(0) + 1;
+        // A key is never used again, also when its log is gone.
+        let incarnation = first_incarnation;
         let mut promises = Promises::default();
         let position = world.disk.position();
         for (key, log) in live.clone() {
@@ -372,7 +374,7 @@ fn images_of_one_run(seed: u64, images: u64) {
         // A second life on top of what a crash left of the first.
         let AnyDisk::Traced(disk) = &mut run.world.disk else { panic!("it is traced") };
         let image = disk.inner().image_after_power_loss(&mut rng);
-        run = Run::new(seed, image, 1);
+        run = Run::new(seed, image, 150);
         run.go(acts / 2);
     }
     let Run { world, promises, .. } = run;

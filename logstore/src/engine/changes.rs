@@ -42,6 +42,9 @@ pub(super) struct Tombstone {
     removed: bool,
 }
 
+/// Segments from here on may be larger than asked for, if such a file was written before.
+const LARGE_BYTES: u64 = 1 << 20;
+
 /// Segment files that wait for their next use.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
@@ -53,10 +56,17 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// A file of exactly that size.
-    pub fn take(&mut self, size_bytes: u64) -> Option<DiskPath> {
-        let at = self.files.iter().position(|(size, _)| *size == size_bytes)?;
-        Some(self.files.swap_remove(at).1)
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// A file of that size; for a large one also a larger one, up to `max` bytes. Gives its size too.
+    pub fn take(&mut self, size_bytes: u64, max: u64) -> Option<(u64, DiskPath)> {
+        let most = if size_bytes >= LARGE_BYTES { max.max(size_bytes) } else { size_bytes };
+        let fits = |size: u64| size >= size_bytes && size <= most;
+        let files = self.files.iter().enumerate().filter(|(_, (size, _))| fits(*size));
+        let (at, _) = files.min_by_key(|(_, (size, _))| *size)?;
+        Some(self.files.swap_remove(at))
     }
 }
 
@@ -392,6 +402,7 @@ impl Engine {
 
     fn retire(&mut self, log: LogId, sealed: &Sealed) {
         let Some(shard) = self.logs.get(&log) else { return };
+        self.counts.retired += 1;
         let from = names::segment(self.config.volume, shard.log.key(), sealed.seq);
         let mut files = Vec::new();
         let read = self.reads.is_read(log, sealed.seq);

@@ -6,7 +6,7 @@
 use felix_runtime::clock::Tick;
 use felix_runtime::file::DiskError;
 
-use super::scripts::Ended;
+use super::scripts::{Ended, Written};
 use super::slots::SlotState;
 use super::{Engine, Event, LogId, Note, NoteThen};
 use crate::commit::mark::MARK_BYTES;
@@ -14,7 +14,7 @@ use crate::commit::round::{PIECE_HEAD_BYTES, PRIOR_BYTES, ROUND_HEAD_BYTES};
 use crate::commit::{Mark, MarkKind, PieceHead, Prior, Round};
 use crate::id::{Fsync, RoundNumber};
 use crate::limits::{BLOCK, DIRECT_BYTES, DIRECT_BYTES_BEHIND, MARKS_SHARE, PIECE_BYTES_MAX};
-use crate::log::{Piece, PieceId, RunId, StopReason};
+use crate::log::{Piece, PieceId, StopReason};
 
 /// Bytes of one round, so that it does not wait for a buffer that is larger than others need.
 const ROUND_BYTES_MAX: u64 = 4 << 20;
@@ -31,6 +31,8 @@ struct Lists {
 /// The round that is being written.
 pub(super) struct RoundInFlight {
     slot: usize,
+    bytes: usize,
+    asked: Tick,
     dsync: bool,
     pieces: Vec<(LogId, PieceId)>,
     notes: Vec<NoteThen>,
@@ -103,29 +105,33 @@ impl Engine {
             buffer.push(batch.bytes());
         }
         let file = if dsync { files.dsync } else { files.plain };
-        let (desk, at, id, run) = (self.desk.clone(), piece.place.byte, piece.id, piece.run);
+        let (desk, at) = (self.desk.clone(), piece.place.byte);
+        let written = Written { piece: piece.id, run: piece.run, bytes: piece.len, asked: now };
         self.scripts.start(async move {
             let result = desk.write(file, at, buffer.freeze()).await;
-            Ended::PieceWritten { log, piece: id, run, result }
+            Ended::PieceWritten { log, written, result }
         });
         true
     }
 
     pub(super) fn piece_written(
         &mut self,
-        (log, piece, run): (LogId, PieceId, RunId),
+        log: LogId,
+        written: Written,
         result: Result<(), DiskError>,
         now: Tick,
     ) {
+        let Written { piece, run, bytes, asked } = written;
         self.due.insert(log);
         self.with(log, |log| log.run_written(run));
         match result {
             Ok(()) => {
+                self.counts.direct(bytes, asked, now);
                 self.with(log, |log| log.set_front_dirty());
                 self.settle(log, piece, now);
             }
             Err(error) => {
-                self.events.push_back(Event::DiskTrouble { what: "a write to a segment", error });
+                self.trouble("a write to a segment", error);
                 self.with(log, |log| log.piece_failed(piece, StopReason::SegmentFailed));
                 self.stop_log(log, StopReason::SegmentFailed);
             }
@@ -279,6 +285,8 @@ impl Engine {
         }
         self.round = Some(RoundInFlight {
             slot: index,
+            bytes: round.total_len(),
+            asked: now,
             dsync,
             pieces: pieces.iter().map(|(log, piece)| (*log, piece.id)).collect(),
             notes: notes.into_iter().map(|note| note.then).collect(),
@@ -316,6 +324,7 @@ impl Engine {
             self.round_failed(round, error);
             return;
         }
+        self.counts.round(round.bytes, round.pieces.len(), round.asked, now);
         self.slots.all[round.slot].dirty |= !round.dsync;
         if self.slots.all[round.slot].state == SlotState::Open {
             self.slots.marked = true;
@@ -331,7 +340,7 @@ impl Engine {
 
     /// The slot is sealed for ever; the logs that had bytes in the round stop; the others go on in the next slot.
     fn round_failed(&mut self, round: RoundInFlight, error: DiskError) {
-        self.events.push_back(Event::DiskTrouble { what: "a commit round", error });
+        self.trouble("a commit round", error);
         for (log, piece) in round.pieces {
             self.with(log, |log| log.piece_failed(piece, StopReason::RoundFailed));
             self.stop_log(log, StopReason::RoundFailed);

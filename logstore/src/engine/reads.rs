@@ -41,8 +41,8 @@ impl Reads {
         }
     }
 
-    pub fn is_busy(&self) -> bool {
-        self.under_way > 0
+    pub fn under_way(&self) -> usize {
+        self.under_way
     }
 
     /// All handles.

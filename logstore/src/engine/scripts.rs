@@ -3,6 +3,7 @@
 //! Not here: when they are started, what follows from their ends.
 
 use bytes::Bytes;
+use felix_runtime::clock::Tick;
 use felix_runtime::file::{DiskError, DiskPath, FileId, OpenMode};
 use felix_wire::id::Offset;
 
@@ -15,12 +16,20 @@ use crate::script::{Desk, Handles};
 use crate::segment::format::{SegmentEnd, SegmentHead};
 use crate::segment::walk::{Step, Walk};
 
+/// A piece written straight to its segment.
+pub(super) struct Written {
+    pub piece: PieceId,
+    pub run: RunId,
+    pub bytes: usize,
+    pub asked: Tick,
+}
+
 /// What a script came to.
 pub(super) enum Ended {
     SlotMade { index: usize, files: Result<Handles, DiskError> },
     SlotOpened { index: usize, result: Result<(), DiskError> },
     RoundWritten { result: Result<(), DiskError> },
-    PieceWritten { log: LogId, piece: PieceId, run: RunId, result: Result<(), DiskError> },
+    PieceWritten { log: LogId, written: Written, result: Result<(), DiskError> },
     LogMade { log: LogId, result: Result<(), DiskError> },
     SegmentMade { log: LogId, seq: SegmentSeq, size_bytes: u64, files: Result<Handles, DiskError> },
     HeadWritten { log: LogId, head: SegmentHead, result: Result<(), DiskError> },

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, VecDeque};
 use felix_runtime::file::{DiskError, FileId};
 
 use super::scripts::{self, Ended};
-use super::{Engine, Event, LogId};
+use super::{Engine, Gauges, LogId};
 use crate::checksum::Epoch;
 use crate::commit::SlotHead;
 use crate::commit::slot::ROUNDS_AT;
@@ -106,6 +106,18 @@ impl Slots {
         self.all.iter().filter(waiting).count() > self.all.iter().filter(ready).count()
     }
 
+    pub fn gauges(&self) -> Gauges {
+        let count =
+            |wanted: &[SlotState]| self.all.iter().filter(|slot| wanted.contains(&slot.state)).count();
+        Gauges {
+            slots: self.all.len(),
+            slots_ready: count(&[SlotState::Free, SlotState::Opening, SlotState::Standing]),
+            slots_aside: count(&[SlotState::Aside]),
+            slot_used_bytes: self.open().map_or(0, |open| self.all[open].at),
+            ..Gauges::default()
+        }
+    }
+
     /// The files with rounds that were written without a sync; they count as clean from here on.
     pub fn take_dirty(&mut self) -> Vec<FileId> {
         let dirty =
@@ -154,7 +166,7 @@ impl Engine {
             Err(error) => {
                 slot.state = SlotState::Aside;
                 self.slots.missing += 1;
-                self.events.push_back(Event::DiskTrouble { what: "making a commit slot", error });
+                self.trouble("making a commit slot", error);
             }
         }
         self.stand_slot();
@@ -207,7 +219,7 @@ impl Engine {
                 }
             }
             Err(error) => {
-                self.events.push_back(Event::DiskTrouble { what: "a slot's head", error });
+                self.trouble("a slot's head", error);
                 self.set_aside(index);
             }
         }

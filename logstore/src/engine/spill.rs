@@ -9,7 +9,7 @@ use felix_runtime::file::DiskError;
 
 use super::scripts::{self, Ended};
 use super::slots::SlotState;
-use super::{Engine, Event, LogId};
+use super::{Engine, LogId};
 use crate::id::SegmentSeq;
 use crate::log::{RunId, StopReason};
 
@@ -86,7 +86,9 @@ impl Engine {
         self.spills.writing -= 1;
         match result {
             Ok(()) => {
+                let before = self.memory_bytes;
                 self.with(log, |log| log.run_written(run));
+                self.counts.spilled_bytes += (before - self.memory_bytes) as u64;
             }
             // A log that is gone has its files closed under the writes.
             Err(_) if !self.logs.contains_key(&log) => {}
@@ -134,7 +136,7 @@ impl Engine {
 
     /// The segment is poisoned, and with it its log; the slot keeps what could not be brought over.
     fn spill_failed(&mut self, slot: usize, log: LogId, error: DiskError) {
-        self.events.push_back(Event::DiskTrouble { what: "bringing pieces to a segment", error });
+        self.trouble("bringing pieces to a segment", error);
         self.slots.all[slot].pinned = true;
         self.stop_log(log, StopReason::SegmentFailed);
     }

@@ -60,7 +60,7 @@ impl Engine {
                 }
             }
             Err(error) => {
-                self.events.push_back(Event::DiskTrouble { what: "a segment's head", error });
+                self.trouble("a segment's head", error);
                 self.stop_log(log, StopReason::SegmentFailed);
             }
         }
@@ -89,9 +89,11 @@ impl Engine {
         }
         let Some(size_bytes) = shard.log.wants_segment(need) else { return };
         shard.making_segment = true;
+        let most = shard.log.config().segment_bytes_max;
         let seq = shard.log.take_seq();
         let path = names::segment(self.config.volume, shard.log.key(), seq);
-        let pooled = self.pool.take(size_bytes);
+        let pooled = self.pool.take(size_bytes, most);
+        let (size_bytes, pooled) = pooled.map_or((size_bytes, None), |(size, path)| (size, Some(path)));
         let desk = self.desk.clone();
         self.scripts.start(async move {
             let files = scripts::make_segment(&desk, pooled, path, size_bytes).await;
@@ -124,7 +126,7 @@ impl Engine {
             Err(error) => {
                 // Nothing was promised: the next try has another number, when space is asked about again.
                 shard.starved = true;
-                self.events.push_back(Event::DiskTrouble { what: "making a segment", error });
+                self.trouble("making a segment", error);
             }
         }
     }
@@ -189,6 +191,7 @@ impl Engine {
     pub(super) fn space_told(&mut self, free_bytes: Result<u64, DiskError>) {
         self.asking_space = false;
         let Ok(free) = free_bytes else { return };
+        self.counts.free_bytes = free;
         let before = self.space_ok;
         if free < self.config.space_low_bytes {
             self.space_ok = false;
@@ -227,6 +230,7 @@ impl Engine {
         if points.is_empty() {
             return;
         }
+        self.counts.flushes += 1;
         self.flushing = true;
         files.extend(self.slots.take_dirty());
         let desk = self.desk.clone();
@@ -241,7 +245,7 @@ impl Engine {
         let waiting = std::mem::take(&mut self.flush_waits);
         self.due.extend(waiting);
         if let Err(error) = result {
-            self.events.push_back(Event::DiskTrouble { what: "a flush", error });
+            self.trouble("a flush", error);
             self.flush_failed(&logs);
             return;
         }

@@ -122,14 +122,6 @@ fn check_shape(raw: &RawHead) -> Result<(), BatchFault> {
     Ok(())
 }
 
-/// Length that the batch at the start of `bytes` claims, if a head of this use is there. Nothing is checked.
-#[must_use]
-pub fn peek(bytes: &[u8], epoch: Epoch) -> Option<usize> {
-    let raw = raw_head(bytes, epoch).ok()?;
-    check_shape(&raw).ok()?;
-    Some(raw.total)
-}
-
 /// Checks the batch at the start of `bytes`, which may go on behind it.
 ///
 /// # Errors

@@ -9,7 +9,7 @@ use felix_wire::id::Offset;
 
 use crate::checksum::Epoch;
 use crate::limits::{BATCH_ALIGN, BATCH_BYTES_MAX, BLOCK};
-use crate::record::{BATCH_HEAD_BYTES, BATCH_MAGIC, Batch, BatchFault, decode, peek};
+use crate::record::{BATCH_HEAD_BYTES, BATCH_MAGIC, Batch, BatchFault, decode};
 
 /// Where a walk is, and what it has to find next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,9 +109,3 @@ pub fn search(window: &[u8], epoch: Epoch, evidence: &mut Evidence) {
 
 /// Bytes that a window must overlap the next one by for [`search`] to miss no batch.
 pub const SEARCH_OVERLAP: u64 = BATCH_BYTES_MAX as u64;
-
-/// Length of the batch that seems to begin at the start of `bytes`; for inspection of damage.
-#[must_use]
-pub fn claimed_len(bytes: &[u8], epoch: Epoch) -> Option<usize> {
-    peek(bytes, epoch)
-}
