@@ -267,6 +267,15 @@ fn check_file(path: &Path) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// Variables of other programs that begin like ours.
+const OF_OTHERS: [&str; 5] = [
+    "FELIX_CONTROLPLANE_URL",
+    "FELIX_CONTROLPLANE_CA",
+    "FELIX_CONTROLPLANE_SYNC_INTERVAL_MS",
+    "FELIX_CONTROLPLANE_TOKEN",
+    "FELIX_CONTROLPLANE_TOKEN_FILE",
+];
+
 /// Variables of the control plane's own families that name no setting.
 fn unknown_variables(environment: &BTreeMap<String, String>) -> Vec<String> {
     let known = || SETTINGS.iter().map(|(_, variable)| *variable);
@@ -274,8 +283,8 @@ fn unknown_variables(environment: &BTreeMap<String, String>) -> Vec<String> {
     environment
         .keys()
         .filter(|name| ours.iter().any(|family| name.starts_with(family)) && !known().any(|k| k == *name))
-        // A broker's own settings of how to reach the control plane.
-        .filter(|name| !matches!(name.as_str(), "FELIX_CONTROLPLANE_URL" | "FELIX_CONTROLPLANE_CA"))
+        // How brokers and the command line reach the control plane.
+        .filter(|name| !OF_OTHERS.contains(&name.as_str()))
         .map(|name| match nearest(name, known()) {
             Some(nearest) => format!("{name} is not a setting; did you mean {nearest}?"),
             None => format!("{name} is not a setting"),

@@ -265,11 +265,13 @@ pub enum TryPublishError {
 }
 
 /// Which way a cursor is out of range (client-protocol 11.2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CursorReason {
     /// The record is not held any more.
+    #[error("no longer held; the oldest held is")]
     TooOld,
     /// The offset is past the tail.
+    #[error("in the future; the next record gets")]
     InFuture,
 }
 
@@ -278,7 +280,7 @@ pub enum CursorReason {
 #[non_exhaustive]
 pub enum SubscribeError {
     /// The requested offset is not there. The shard ends.
-    #[error("shard {shard}: offset {requested} is {reason:?}, available is {available}")]
+    #[error("shard {shard}: offset {requested} is {reason} {available}")]
     Cursor {
         /// The shard.
         shard: u32,

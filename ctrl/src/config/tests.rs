@@ -70,6 +70,7 @@ fn unknown_variables_warn_and_do_not_stop() {
     let environment = [
         ("FELIX_CONTROLPLANE_BINDS", "x"),
         ("FELIX_CONTROLPLANE_URL", "http://x"),
+        ("FELIX_CONTROLPLANE_TOKEN_FILE", "t"),
         ("FELIX_QUIC_BIND", "y"),
         ("OTHER", "z"),
     ];

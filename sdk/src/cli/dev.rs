@@ -40,7 +40,8 @@ impl DevArgs {
     /// What kept it from starting, from serving on, or from ending in order.
     pub fn run(self, variable: &dyn Fn(&str) -> Option<String>) -> Outcome {
         let plan = Plan::new(self)?;
-        let context = context_path(DEFAULT_CONTEXT, variable);
+        // A demonstration is over before anybody could use its context, and must not take that of a running cluster.
+        let context = context_path(DEFAULT_CONTEXT, variable).filter(|_| plan.demo.is_none());
         // Servers are tied to the thread that starts them: this one, which ends with the process.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

@@ -6,9 +6,11 @@
 mod render;
 
 use std::io::{self, BufWriter, Write};
+use std::time::Duration;
 
 use clap::Args;
 use felix_wire::id::Offset;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 pub use self::render::Rendering;
 use super::connect::connect;
@@ -21,6 +23,8 @@ use crate::subscribe::{Event, Shards, Start, Subscription};
 
 /// Bytes collected before they are written.
 const WRITE_BYTES: usize = 256 << 10;
+/// How often a quiet reader looks whether anybody reads its output.
+const OUTPUT_CHECK: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug, Args)]
 pub struct SubArgs {
@@ -80,6 +84,19 @@ impl SubArgs {
     }
 }
 
+/// Waits until nobody reads standard output any more: a pipe whose reader is gone.
+async fn output_closed() {
+    loop {
+        tokio::time::sleep(OUTPUT_CHECK).await;
+        let out = io::stdout();
+        let mut asked = [PollFd::new(&out, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if poll(&mut asked, Some(&now)).is_ok() && asked[0].revents().contains(PollFlags::ERR) {
+            return;
+        }
+    }
+}
+
 /// Standard output and what is still wanted on it.
 struct Output {
     writer: BufWriter<io::Stdout>,
@@ -108,7 +125,11 @@ impl Output {
                 Some(item) => item,
                 None => {
                     self.writer.flush().map_err(|error| output_failed(&error))?;
-                    subscription.next().await
+                    tokio::select! {
+                        item = subscription.next() => item,
+                        // As good as a failed write, but it comes without waiting for a record to write.
+                        () = output_closed() => return Ok(()),
+                    }
                 }
             };
             match item {

@@ -388,9 +388,14 @@ impl Cluster {
 
     /// Ends both servers in order. True when each ended by itself within its budget.
     pub async fn stop(mut self) -> bool {
-        if let Some(path) = &self.plan.ready_file {
-            // Nothing is ready any more; a file that is gone already is as good.
-            let _ = std::fs::remove_file(path);
+        // Nothing is ready any more. A file that is gone already is as good; one that another cluster has written since stays.
+        let own = self.dev_file().ok();
+        for path in &self.told {
+            if own.is_none()
+                || DevFile::read(path).ok().is_none_or(|held| Some(held.pids) == own.as_ref().map(|o| o.pids))
+            {
+                let _ = std::fs::remove_file(path);
+            }
         }
         let broker = match self.broker.take() {
             Some(server) => server.stop(self.plan.drain + BROKER_STOP_SLACK).await,

@@ -15,7 +15,7 @@ pub enum Verb {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Empty a broker: it serves on while its shards move away
+    /// Give a broker no new shards; those it has stay until shards can be moved. A restart of the broker ends it
     Drain {
         node_id: String,
         #[command(flatten)]

@@ -33,7 +33,7 @@ pub enum Verb {
 #[derive(Clone, Debug, Args)]
 pub struct CreateArgs {
     stream: String,
-    /// Shards records are spread over; fixed for the stream's life
+    /// Shards that keys are spread over (records without a key go to the first); fixed for the stream's life
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     shards: u32,
     /// Copies of each shard, the leader's among them
@@ -63,10 +63,10 @@ pub struct SetArgs {
 /// What can be changed later.
 #[derive(Clone, Debug, Args)]
 struct MutableArgs {
-    /// Records older than this may go, for example 7d
+    /// Records older than this may go, for example 7d; kept for durable streams
     #[arg(long, value_name = "TIME", value_parser = crate::cli::duration::parse_seconds)]
     retention_age: Option<std::time::Duration>,
-    /// Oldest records go when a shard holds more bytes
+    /// Oldest records go when a shard holds more bytes; kept for durable streams
     #[arg(long, value_name = "BYTES")]
     retention_bytes: Option<u64>,
     /// Who must hold a record before it is acknowledged
@@ -157,7 +157,11 @@ impl Verb {
             Verb::Info { stream, .. } => {
                 context.format.one(&api.get::<Stream>(&[&all[..], &[&stream]].concat())?)
             }
-            Verb::Create(args) => show_created(context.format, &api.post::<Stream>(&all, &args.body())?),
+            Verb::Create(args) => {
+                let body = args.body();
+                remark_unserved(body.durable, body.replication_factor, body.consistency);
+                show_created(context.format, &api.post::<Stream>(&all, &body)?)
+            }
             Verb::Set(args) => {
                 let path = [&all[..], &[&args.stream]].concat();
                 let held: Stream = api.get(&path)?;
@@ -170,6 +174,15 @@ impl Verb {
                 Ok(())
             }
         }
+    }
+}
+
+/// What is recorded and not done yet (docs/status.md).
+fn remark_unserved(durable: bool, copies: u32, consistency: Consistency) {
+    if durable {
+        remark("brokers do not serve durable streams yet: publishes to it will be refused");
+    } else if copies > 1 || consistency == Consistency::Quorum {
+        remark("a stream in memory has one copy, whatever was asked for");
     }
 }
 

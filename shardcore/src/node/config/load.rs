@@ -29,7 +29,24 @@ pub struct Sources<'a> {
 }
 
 /// Variables with our prefix that are not settings: they say where the file is, or set the log filter of other programs.
-const KNOWN_OTHERS: &[&str] = &[super::CONFIG_ENV, "FELIX_DEV_FILE"];
+const KNOWN_OTHERS: &[&str] = &[
+    super::CONFIG_ENV,
+    "FELIX_AUTH_TENANT",
+    "FELIX_AUTH_TOKEN",
+    "FELIX_AUTH_TOKEN_FILE",
+    "FELIX_BIN_DIR",
+    "FELIX_BROKERS",
+    "FELIX_CA_FILE",
+    "FELIX_CONTEXT",
+    "FELIX_CONTEXT_DIR",
+    "FELIX_DEV_FILE",
+    "FELIX_EXCHANGE_TOKEN_TTL_SECONDS",
+    "FELIX_NAMESPACE",
+    "FELIX_SERVER_NAME",
+];
+/// And those whose names begin so: the control plane's, and how others reach it.
+const FAMILIES_OF_OTHERS: &[&str] =
+    &["FELIX_BOOTSTRAP_", "FELIX_CONTROLPLANE_", "FELIX_NODE_EXPIRY_", "FELIX_SHARD_"];
 
 /// Name of the layer of defaults in `Origin` look-ups.
 const DEFAULTS: &str = "default";
@@ -87,6 +104,7 @@ fn environment_layer(
                 values.insert(setting.key.to_owned(), value_of(setting, text, name)?);
             }
             None if KNOWN_OTHERS.contains(&name.as_str()) => {}
+            None if FAMILIES_OF_OTHERS.iter().any(|family| name.starts_with(family)) => {}
             None => warnings.push(match nearest(name, SETTINGS.iter().map(|s| s.env)) {
                 Some(near) => format!("environment variable {name} is not known; did you mean {near}?"),
                 None => format!("environment variable {name} is not known"),
