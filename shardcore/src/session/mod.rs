@@ -55,6 +55,8 @@ const IDENTITIES_MAX: usize = 1_024;
 const UNREAD_BYTES_MAX: usize = 4 << 20;
 /// Streams an authenticated connection may have open (client-protocol 1.1); strangers get fewer, as each costs memory.
 const STREAMS_MAX: u32 = 1_024;
+/// Held streams of a connection that get credit of their own; the published client has 12 streams that publish.
+const HELD_CREDIT_STREAMS_MAX: usize = 12;
 /// Largest piece taken from QUIC at once.
 const READ_BYTES_MAX: usize = 64 << 10;
 
@@ -322,9 +324,8 @@ impl Session {
         if self.window_bytes < base {
             return;
         }
-        let wanted = base + self.held_streams * cx.limits.stream_window as usize;
         let others = *cx.windows_bytes - self.window_bytes;
-        let window = wanted.min(cx.limits.windows_bytes_max.saturating_sub(others).max(base));
+        let window = window_with_held(self.held_streams, others, cx.limits);
         if window != self.window_bytes {
             *cx.windows_bytes = others + window;
             self.window_bytes = window;
@@ -548,6 +549,14 @@ impl Session {
     pub fn give_up(&mut self, id: StreamId, cx: &mut Cx<'_>) {
         self.break_stream(id, &Refusal::no_room(), cx);
     }
+}
+
+/// The window of a connection with so many held streams, when the others of the core have `others` bytes. The extra
+/// credit is bounded per connection and comes out of half of the budget: one client cannot take what new connections need.
+fn window_with_held(held_streams: usize, others: usize, limits: &CoreLimits) -> usize {
+    let base = limits.conn_window as usize;
+    let extra = held_streams.min(HELD_CREDIT_STREAMS_MAX) * limits.stream_window as usize;
+    (base + extra).min((limits.windows_bytes_max / 2).saturating_sub(others)).max(base)
 }
 
 /// Whether the stream must not be read on: its unsettled publishes or unread answers are at their bound.

@@ -21,7 +21,7 @@ use felix_wire::frame::{Frame, FrameHeader, FrameReader};
 use felix_wire::id::{CoreId, Generation, Incarnation, RequestId};
 use felix_wire::routing::KeyMapping;
 
-use super::{CLOSE_AUTH, CLOSE_PROTOCOL};
+use super::{CLOSE_AUTH, CLOSE_PROTOCOL, HELD_CREDIT_STREAMS_MAX, window_with_held};
 use crate::sim::credentials::{Credentials, NAMESPACE, TENANT};
 use crate::snapshot::{CoreLimits, FromCore, Owner, Routes, StreamName, StreamRoute, StreamUid, ToCore};
 use crate::turn::core::{Core, CoreParts, Datagram};
@@ -495,4 +495,16 @@ fn a_quiet_stream_does_not_keep_the_turn_to_finish_from_the_others() {
     for stream in [quiet, first, second] {
         assert_eq!(pair.ack(stream), (1, None));
     }
+}
+
+#[test]
+fn credit_for_held_streams_is_bounded_and_leaves_half_of_the_budget_to_new_connections() {
+    const MIB: usize = 1 << 20;
+    let limits = CoreLimits { windows_bytes_max: 400 * MIB, ..CoreLimits::default() };
+    let (base, stream) = (limits.conn_window as usize, limits.stream_window as usize);
+    assert_eq!(window_with_held(0, 0, &limits), base);
+    assert_eq!(window_with_held(3, 0, &limits), base + 3 * stream);
+    assert_eq!(window_with_held(1_000, 0, &limits), base + HELD_CREDIT_STREAMS_MAX * stream);
+    assert_eq!(window_with_held(12, 180 * MIB, &limits), 20 * MIB);
+    assert_eq!(window_with_held(12, 390 * MIB, &limits), base, "what it was granted stays");
 }

@@ -388,12 +388,11 @@ impl Cluster {
 
     /// Ends both servers in order. True when each ended by itself within its budget.
     pub async fn stop(mut self) -> bool {
-        // Nothing is ready any more. A file that is gone already is as good; one that another cluster has written since stays.
-        let own = self.dev_file().ok();
+        // Nothing is ready any more. A file that is gone already is as good; a context that another cluster has saved since
+        // stays, and the folder says whose it is: no two clusters share one.
+        let own = |path: &PathBuf| DevFile::read(path).is_ok_and(|held| held.data_dir == self.folder.root());
         for path in &self.told {
-            if own.is_none()
-                || DevFile::read(path).ok().is_none_or(|held| Some(held.pids) == own.as_ref().map(|o| o.pids))
-            {
+            if self.plan.ready_file.as_ref() == Some(path) || own(path) {
                 let _ = std::fs::remove_file(path);
             }
         }

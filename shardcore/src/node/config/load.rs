@@ -7,7 +7,7 @@
 use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 
-use super::nearest::nearest;
+use super::nearest::{is_slip, nearest};
 use super::settings::{SETTINGS, Setting, Settings};
 use super::values::Kind;
 use super::{Config, ConfigError, Origin};
@@ -92,6 +92,12 @@ fn file_layer(file: &FileText<'_>) -> Result<Layer, ConfigError> {
     Ok(Layer { name: format!("file {}", file.path), values })
 }
 
+/// A variable of another program, and no slip for one of ours.
+fn is_of_others(name: &str) -> bool {
+    FAMILIES_OF_OTHERS.iter().any(|family| name.starts_with(family))
+        && !is_slip(name, SETTINGS.iter().map(|s| s.env))
+}
+
 fn environment_layer(
     variables: &[(String, String)],
     warnings: &mut Vec<String>,
@@ -104,7 +110,7 @@ fn environment_layer(
                 values.insert(setting.key.to_owned(), value_of(setting, text, name)?);
             }
             None if KNOWN_OTHERS.contains(&name.as_str()) => {}
-            None if FAMILIES_OF_OTHERS.iter().any(|family| name.starts_with(family)) => {}
+            None if is_of_others(name) => {}
             None => warnings.push(match nearest(name, SETTINGS.iter().map(|s| s.env)) {
                 Some(near) => format!("environment variable {name} is not known; did you mean {near}?"),
                 None => format!("environment variable {name} is not known"),

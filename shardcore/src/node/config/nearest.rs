@@ -15,6 +15,11 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, candidate)| candidate)
 }
 
+/// Whether the name is one or two edits away from a known one: a slip, whatever else it may look like.
+pub fn is_slip<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> bool {
+    known.into_iter().any(|candidate| distance(name, candidate) <= 2)
+}
+
 /// Insertions, deletions and replacements between two names (one row of the table at a time).
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();

@@ -76,9 +76,19 @@ fn a_table_in_the_file_is_an_unknown_key() {
 
 #[test]
 fn an_unknown_variable_is_a_warning_and_other_programs_variables_are_none() {
-    let config = from_environment(&[("FELIX_NODE_IDD", "x"), ("PATH", "y"), (CONFIG_ENV, "z")]).unwrap();
-    assert_eq!(config.warnings.len(), 1);
-    assert!(config.warnings[0].contains("FELIX_NODE_IDD") && config.warnings[0].contains("FELIX_NODE_ID?"));
+    let environment = [
+        ("FELIX_NODE_IDD", "x"),
+        ("FELIX_CONTROLPLANE_URLS", "a slip, although the control plane's names begin so"),
+        ("FELIX_CONTROLPLANE_TOKEN_FILE", "t"),
+        ("FELIX_BOOTSTRAP_TOKEN", "b"),
+        ("PATH", "y"),
+        (CONFIG_ENV, "z"),
+    ];
+    let config = from_environment(&environment).unwrap();
+    assert_eq!(config.warnings.len(), 2, "{:?}", config.warnings);
+    for name in ["FELIX_NODE_ID", "FELIX_CONTROLPLANE_URL"] {
+        assert!(config.warnings.iter().any(|w| w.contains(&format!("did you mean {name}?"))));
+    }
 }
 
 #[test]
