@@ -12,4 +12,5 @@ pub mod shard;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod snapshot;
+pub mod store;
 pub mod turn;

@@ -8,11 +8,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aws_lc_rs::digest::{SHA256, digest};
+use felix_logstore::id::{Run, ShardKey};
+use felix_logstore::log::LogState;
+use felix_logstore::retention::Retention;
 use felix_wire::id::{CoreId, Generation, Incarnation, NodeId, ShardIndex};
 use felix_wire::routing::KeyMapping;
 use jsonwebtoken::DecodingKey;
 
 use crate::hash::HashState;
+use crate::store::{LogSource, VolumeStart};
 use crate::turn::tenants::TenantReport;
 
 /// Tenant, namespace and name of a stream.
@@ -58,17 +63,36 @@ pub struct StreamRoute {
     pub name: StreamName,
     pub incarnation: Incarnation,
     pub mapping: KeyMapping,
-    /// Asked for in the catalog. Not served until the log is built: its owners are `Nobody`.
-    pub durable: bool,
+    /// The stream is durable: each shard has a log, with this retention.
+    pub log: Option<Retention>,
     /// One entry per shard, in shard order; never empty.
     pub owners: Vec<Owner>,
 }
 
 impl StreamRoute {
+    /// Whether the stream is durable.
+    pub fn is_durable(&self) -> bool {
+        self.log.is_some()
+    }
+
+    /// The name of a shard's log.
+    pub fn log_key(&self, shard: ShardIndex) -> ShardKey {
+        log_key(&self.name, self.incarnation, shard)
+    }
+
     /// Width of the stream.
     pub fn shards(&self) -> u32 {
         u32::try_from(self.owners.len()).unwrap_or(u32::MAX)
     }
+}
+
+/// The name of a shard's log: a hash, the same on every node and at every start.
+pub fn log_key(name: &StreamName, incarnation: Incarnation, shard: ShardIndex) -> ShardKey {
+    let StreamName { tenant, namespace, stream } = name;
+    let text = format!("stream\0{tenant}\0{namespace}\0{stream}\0{}", shard.0);
+    let hash = digest(&SHA256, text.as_bytes());
+    let name = hash.as_ref().iter().take(16).fold(0, |name, byte| (name << 8) | u128::from(*byte));
+    ShardKey { name, incarnation }
 }
 
 /// All streams this node knows. Replaced whole.
@@ -261,12 +285,38 @@ impl Default for CoreLimits {
     }
 }
 
+/// What is to become of a log. Given to the one core that is to have it, in order.
+#[derive(Debug)]
+pub enum LogOrder {
+    /// It may be opened as soon as the routes give its shard to the core.
+    Open { key: ShardKey, volume: u16, source: LogSource },
+    /// It is to be given away; `LogReleased` follows.
+    Release { key: ShardKey },
+    /// Its stream was deleted, by name and incarnation; `LogDeleted` follows when that is durable. `source` as far as it is
+    /// not open.
+    Delete { key: ShardKey, volume: u16, source: LogSource },
+}
+
+/// What recovery found on one volume.
+#[derive(Debug)]
+pub struct RecoveredVolume {
+    pub run: Run,
+    pub logs: Vec<LogState>,
+    /// Logs that cannot be served, and why.
+    pub refused: Vec<(ShardKey, String)>,
+    /// Logs whose last bytes, which nobody was promised, were cut off.
+    pub torn: usize,
+}
+
 /// From the admin thread to a core.
 pub enum ToCore {
     Routes(Arc<Routes>),
     Keys(Arc<Keys>),
     /// New connections use this configuration; live ones stay.
     Tls(Arc<rustls::ServerConfig>),
+    /// Recovery has ended: engines can be opened. Comes once, before any order.
+    Volumes(Vec<VolumeStart>),
+    Log(LogOrder),
     /// Refuse new connections, settle, answer what runs, close; then `FromCore::Drained`.
     Drain,
     /// Close everything at once and end the loop.
@@ -277,6 +327,14 @@ pub enum ToCore {
 pub enum FromCore {
     /// The core's socket is served.
     Ready { core: CoreId, addr: SocketAddr },
+    /// The volumes can be written, or the reason why not. From the first core only, once.
+    Recovered(Result<Vec<RecoveredVolume>, String>),
+    /// A core cannot use its volumes.
+    StoreFailed { core: CoreId, why: String },
+    /// A log is open on this core no more, and where it comes from for the next one.
+    LogReleased { key: ShardKey, volume: u16, source: LogSource },
+    /// The files of a log are gone.
+    LogDeleted { key: ShardKey },
     /// A token names a key that the newest `Keys` does not hold. Answered by a newer `Keys`, also when it was not found.
     NeedKeys { tenant: Arc<str>, kid: Arc<str> },
     /// What was counted for each tenant; at most once per second.

@@ -17,6 +17,7 @@ use super::links::Links;
 use super::ready_file::ReadyFile;
 use super::shutdown::{Shutdown, Step};
 use super::status::{NodeStatus, Readiness};
+use super::storage::LogBook;
 use super::tenants::SharedTenants;
 use super::tls::{CertificateFiles, FileWatch};
 use crate::snapshot::FromCore;
@@ -64,6 +65,7 @@ pub struct Admin<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> {
     pub status: Arc<NodeStatus>,
     pub agent: Agent,
     pub links: Links,
+    pub logs: LogBook,
     pub from_cores: AsyncReceiver<FromCore>,
     pub tenants: SharedTenants,
     pub certificate: Option<Certificate>,
@@ -99,7 +101,7 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
             self.status.unix_s.store(self.clock.unix_micros() / 1_000_000, Relaxed);
             if self.shutdown.step() < Step::Stop {
                 self.agent.ask();
-                self.agent.tell(&mut self.links);
+                self.agent.tell(&mut self.links, &mut self.logs);
             }
             self.links.flush();
             if self.links.any_closed() && self.shutdown.step() < Step::Drain {
@@ -114,7 +116,7 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
             if matches!(event, Event::CoresGone) && self.shutdown.step() < Step::Stop {
                 return Err(NodeError::CoreEnded);
             }
-            self.take(event);
+            self.take(event)?;
             self.shutdown.advance(self.clock.now());
             if self.shutdown.step() != told {
                 told = self.shutdown.step();
@@ -150,7 +152,7 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
         }
     }
 
-    fn take(&mut self, event: Event) {
+    fn take(&mut self, event: Event) -> Result<(), NodeError> {
         let now = self.clock.now();
         match event {
             Event::Call(done) => self.agent.take(done),
@@ -160,6 +162,18 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
             }
             Event::Core(FromCore::NeedKeys { tenant, kid }) => self.agent.request_keys(&tenant, &kid),
             Event::Core(FromCore::Tenants(report)) => self.tenants.take(report),
+            Event::Core(FromCore::Recovered(Ok(volumes))) => {
+                let starts = self.logs.recovered(volumes, self.status.cores());
+                self.links.volumes(starts);
+                self.status.logs_refused.store(self.logs.refused() as u64, Relaxed);
+            }
+            Event::Core(FromCore::Recovered(Err(why)) | FromCore::StoreFailed { why, .. }) => {
+                return Err(NodeError::Storage(why));
+            }
+            Event::Core(FromCore::LogReleased { key, volume, source }) => {
+                self.logs.released(key, volume, source, &mut self.links);
+            }
+            Event::Core(FromCore::LogDeleted { key }) => self.logs.deleted(key),
             Event::Core(FromCore::Drained { core }) => {
                 tracing::debug!(%core, "core is drained");
                 self.shutdown.core_drained(now);
@@ -172,6 +186,7 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
             }
             Event::Time => {}
         }
+        Ok(())
     }
 
     fn reload(&mut self) {

@@ -15,13 +15,19 @@ mod tests;
 mod values;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
+
+use felix_logstore::limits::SEGMENT_BYTES_MIN;
+use felix_logstore::retention::Retention;
+use felix_runtime::file::FilesSettings;
 
 pub use self::load::{FileText, Sources, load};
 pub use self::settings::{SETTINGS, Setting, Settings};
-pub use self::values::{CORES_MAX, CoreList, Kind, LogFormat, QueuePolicy, Size};
+pub use self::values::{CORES_MAX, CoreList, FsyncMode, Kind, LogFormat, QueuePolicy, Size};
 
 use crate::snapshot::CoreLimits;
+use crate::store::StoreSettings;
 
 /// Names the configuration file when no flag does.
 pub const CONFIG_ENV: &str = "FELIX_BROKER_CONFIG";
@@ -75,6 +81,9 @@ const PAIR_MEMORY_PERCENT: u64 = 10;
 /// Smallest and largest byte credit of a pair of cores: at least one largest frame must fit.
 const PAIR_BYTES: (u64, u64) = (16 << 20, 64 << 20);
 
+/// Buffers for rounds, headers and reads beside what is on its way to the disk.
+const POOL_EXTRA_BYTES: usize = 32 << 20;
+
 impl Settings {
     /// Time to spin before parking.
     pub fn spin(&self) -> Duration {
@@ -89,6 +98,39 @@ impl Settings {
     /// Whether only this machine can reach the client address.
     pub fn is_loopback(&self) -> bool {
         is_loopback(self.quic_bind)
+    }
+
+    /// The folders of the volumes; none without a data folder.
+    pub fn storage_dirs(&self) -> Vec<PathBuf> {
+        match (&self.storage_dir, &self.data_dir) {
+            (Some(dirs), _) => dirs.split(',').map(|dir| PathBuf::from(dir.trim())).collect(),
+            (None, Some(data)) => vec![PathBuf::from(data).join("log")],
+            (None, None) => Vec::new(),
+        }
+    }
+
+    /// What the logs of a core are to be like.
+    pub fn store_settings(&self) -> StoreSettings {
+        StoreSettings {
+            policy: self.fsync.into(),
+            flush_every: Duration::from_millis(self.fsync_interval_ms),
+            segment_bytes_first: SEGMENT_BYTES_MIN.min(self.segment_bytes.0),
+            segment_bytes_max: self.segment_bytes.0,
+            slot_bytes: self.commit_slot_bytes.0,
+            memory_bytes_max: self.log_memory.get(),
+            space_low_bytes: self.disk_low.0,
+            space_high_bytes: self.disk_low.0.saturating_mul(2),
+            retention: Retention {
+                bytes: Some(self.retention_bytes.0).filter(|bytes| *bytes > 0),
+                age_ms: Some(self.retention_seconds.saturating_mul(1_000)).filter(|ms| *ms > 0),
+            },
+            retain_every: Duration::from_millis(self.retention_check_ms),
+        }
+    }
+
+    /// How much a core asks of its disks at once.
+    pub fn files_settings(&self) -> FilesSettings {
+        FilesSettings { pool_bytes: self.log_memory.get().saturating_add(POOL_EXTRA_BYTES), ..FilesSettings::default() }
     }
 
     /// The bounds of one of `cores` cores, when the broker may plan with `memory_bytes` in all.

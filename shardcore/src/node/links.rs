@@ -1,14 +1,18 @@
 //! The lanes from the admin thread to the cores. Scope: per process, on the admin thread.
 //! Owns: what could not be handed over yet.
-//! Invariants: of each kind only the newest snapshot waits, so a slow core costs one of each; nothing is lost; an order
+//! Invariants: of each kind only the newest snapshot waits, so a slow core costs one of each; nothing is lost; orders about
+//! logs come in order, and before routes that are sent after them; an order
 //! to drain or stop comes after every snapshot that was sent before it.
 //! Not here: what is in a snapshot.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use felix_runtime::mailbox::{LaneError, LaneSender};
+use felix_wire::id::CoreId;
 
-use crate::snapshot::{Keys, Routes, ToCore};
+use crate::snapshot::{Keys, LogOrder, Routes, ToCore};
+use crate::store::VolumeStart;
 
 /// Slots of the lane to a core: a few of each kind; more would only be replaced by newer ones.
 pub const LANE_SLOTS: u32 = 16;
@@ -25,6 +29,9 @@ struct Link {
     tls: Option<Arc<rustls::ServerConfig>>,
     keys: Option<Arc<Keys>>,
     routes: Option<Arc<Routes>>,
+    volumes: Option<Vec<VolumeStart>>,
+    /// About logs, in order; none is replaced.
+    logs: VecDeque<LogOrder>,
     order: Option<Order>,
     /// The core's end is gone.
     closed: bool,
@@ -38,13 +45,38 @@ pub struct Links {
 impl Links {
     /// Over these lanes.
     pub fn new(lanes: Vec<LaneSender<ToCore>>) -> Links {
-        let link = |lane| Link { lane, tls: None, keys: None, routes: None, order: None, closed: false };
+        let link = |lane| Link {
+            lane,
+            tls: None,
+            keys: None,
+            routes: None,
+            volumes: None,
+            logs: VecDeque::new(),
+            order: None,
+            closed: false,
+        };
         Links { links: lanes.into_iter().map(link).collect() }
     }
 
     /// New routes for every core.
     pub fn routes(&mut self, routes: &Arc<Routes>) {
         self.each(|link| link.routes = Some(Arc::clone(routes)));
+    }
+
+    /// What each core is to open its log engines with, in core order.
+    pub fn volumes(&mut self, volumes: Vec<Vec<VolumeStart>>) {
+        for (link, volumes) in self.links.iter_mut().zip(volumes) {
+            link.volumes = Some(volumes);
+            link.flush();
+        }
+    }
+
+    /// An order about a log. It comes before routes that are sent later.
+    pub fn log(&mut self, core: CoreId, order: LogOrder) {
+        if let Some(link) = self.links.get_mut(usize::from(core.0)).filter(|link| !link.closed) {
+            link.logs.push_back(order);
+            link.flush();
+        }
     }
 
     /// New keys for every core.
@@ -94,7 +126,8 @@ impl Links {
 
 impl Link {
     fn is_empty(&self) -> bool {
-        self.tls.is_none() && self.keys.is_none() && self.routes.is_none() && self.order.is_none()
+        let snapshots = self.tls.is_none() && self.keys.is_none() && self.routes.is_none();
+        snapshots && self.volumes.is_none() && self.logs.is_empty() && self.order.is_none()
     }
 
     fn flush(&mut self) {
@@ -108,6 +141,8 @@ impl Link {
                 Err(LaneError::Closed(_)) => {
                     self.closed = true;
                     (self.tls, self.keys, self.routes, self.order) = (None, None, None, None);
+                    self.volumes = None;
+                    self.logs.clear();
                     return;
                 }
             }
@@ -120,6 +155,12 @@ impl Link {
         }
         if let Some(keys) = self.keys.take() {
             return Some(ToCore::Keys(keys));
+        }
+        if let Some(volumes) = self.volumes.take() {
+            return Some(ToCore::Volumes(volumes));
+        }
+        if let Some(order) = self.logs.pop_front() {
+            return Some(ToCore::Log(order));
         }
         if let Some(routes) = self.routes.take() {
             return Some(ToCore::Routes(routes));
@@ -135,6 +176,8 @@ impl Link {
             ToCore::Tls(tls) => self.tls = Some(tls),
             ToCore::Keys(keys) => self.keys = Some(keys),
             ToCore::Routes(routes) => self.routes = Some(routes),
+            ToCore::Volumes(volumes) => self.volumes = Some(volumes),
+            ToCore::Log(order) => self.logs.push_front(order),
             ToCore::Drain => self.order = Some(Order::Drain),
             ToCore::Stop => self.order = Some(Order::Stop),
         }
@@ -169,7 +212,7 @@ mod tests {
                     ToCore::Routes(routes) => format!("routes {}", routes.version),
                     ToCore::Keys(_) => "keys".to_owned(),
                     ToCore::Drain => "drain".to_owned(),
-                    ToCore::Tls(_) | ToCore::Stop => "other".to_owned(),
+                    ToCore::Tls(_) | ToCore::Stop | ToCore::Volumes(_) | ToCore::Log(_) => "other".to_owned(),
                 });
             }
             links.flush();

@@ -18,6 +18,7 @@ mod ready_file;
 mod shutdown;
 mod start;
 mod status;
+mod storage;
 mod tenants;
 mod tls;
 mod transport;
@@ -43,6 +44,7 @@ use self::ready_file::{Ready, ReadyFile};
 use self::shutdown::Shutdown;
 use self::start::{Cores, Machine, StartedCores};
 use self::status::NodeStatus;
+use self::storage::LogBook;
 use self::tenants::SharedTenants;
 use self::tls::{CertificateFiles, FileWatch, TlsError};
 use self::transport::TransportKeys;
@@ -73,6 +75,9 @@ pub enum NodeError {
     Core(#[from] CoreStart),
     #[error("a core ended by itself")]
     CoreEnded,
+    /// The logs cannot be used.
+    #[error("durable storage: {0}")]
+    Storage(String),
     #[error("{what}: {error}")]
     Io { what: String, error: std::io::Error },
 }
@@ -140,7 +145,12 @@ async fn serve(settings: &Settings) -> Result<(), NodeError> {
     let status = Arc::new(NodeStatus::new(cores));
     let registration = identity::registration(settings, node_id, broker_addr);
     tracing::info!(%broker_addr, metrics = %metrics_addr, cores, node = node_id, "starting");
-    let started = Cores { settings, machine: &machine, keys: &keys, tls, clock }.start(group)?;
+    let dirs = settings.storage_dirs();
+    let roots = storage::make_roots(&dirs).map_err(NodeError::io("storage_dir"))?;
+    let kernel_boot = storage::boot_id().map_err(NodeError::io("the kernel's boot id"))?;
+    let logs = LogBook::new(roots.clone(), kernel_boot);
+    let started = Cores { settings, machine: &machine, keys: &keys, tls, clock, roots: &roots, kernel_boot };
+    let started = started.start(group)?;
     let StartedCores { links, from_cores, counters, joins } = started;
     let tenants = SharedTenants::new(cores, u32::try_from(settings.tenant_metrics_max).unwrap_or(u32::MAX));
     let (end_http, http_ended) = oneshot::channel();
@@ -164,6 +174,7 @@ async fn serve(settings: &Settings) -> Result<(), NodeError> {
         status,
         agent,
         links,
+        logs,
         from_cores,
         tenants,
         certificate,

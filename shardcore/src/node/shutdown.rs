@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use felix_runtime::Tick;
 
-/// How long cores that were told to stop may take.
-const STOP_BUDGET: Duration = Duration::from_secs(3);
+/// How long cores that were told to stop may take: logs are closed then.
+const STOP_BUDGET: Duration = Duration::from_secs(12);
 /// Bound on the first signal to the last step, beside the drain budget and the predrain: what the steps around cost.
 const SLACK: Duration = Duration::from_secs(1);
 
@@ -151,7 +151,7 @@ mod tests {
         end.core_drained(seconds(16));
         assert_eq!(end.step(), Step::Drain);
         end.core_drained(seconds(17));
-        assert_eq!((end.step(), end.deadline()), (Step::Stop, seconds(20)));
+        assert_eq!((end.step(), end.deadline()), (Step::Stop, seconds(29)));
         end.cores_ended();
         assert_eq!((end.step(), end.outcome(seconds(18))), (Step::Done, (Duration::from_secs(8), 0)));
     }
@@ -164,9 +164,9 @@ mod tests {
         end.core_drained(seconds(1));
         end.advance(seconds(25));
         assert_eq!(end.step(), Step::Stop);
-        end.advance(seconds(28));
-        assert_eq!((end.step(), end.outcome(seconds(28)).1), (Step::Done, 1));
-        assert!(end.bound() >= Duration::from_secs(28));
+        end.advance(seconds(37));
+        assert_eq!((end.step(), end.outcome(seconds(37)).1), (Step::Done, 1));
+        assert!(end.bound() >= Duration::from_secs(37));
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
             assert_eq!(end.step(), Step::Stop);
             end.signal(seconds(2));
             end.core_drained(seconds(2));
-            assert_eq!((end.step(), end.deadline()), (Step::Stop, seconds(4)));
+            assert_eq!((end.step(), end.deadline()), (Step::Stop, seconds(13)));
         }
     }
 }

@@ -3,12 +3,14 @@
 //! Invariants: a core that cannot start is an error of the whole start, and those started before it are stopped.
 //! Not here: the loop afterwards (`admin`).
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use felix_runtime::Clock;
 use felix_runtime::counters::{CounterReader, counters};
 use felix_runtime::executor::CoreJoin;
+use felix_runtime::file::BufPool;
 use felix_runtime::mailbox::{AsyncReceiver, MAILBOX_SLOTS, lane_from_core, lane_to_core, mesh};
 use felix_runtime::probe::{Facts, Needs, Severity, evaluate};
 use felix_runtime::udp::{BufferSizes, ReusePortGroup};
@@ -22,7 +24,7 @@ use super::memory;
 use super::transport::{TransportKeys, boot_number};
 use crate::snapshot::FromCore;
 use crate::turn::counters::Counter;
-use crate::turn::{CoreArgs, run_core};
+use crate::turn::{CoreArgs, CoreStorage, run_core};
 
 /// Slots of the lane from each core to the admin thread: requests for keys beyond it are made again by the core.
 const FROM_CORE_SLOTS: u32 = 256;
@@ -55,7 +57,7 @@ impl Machine {
         let needs = Needs {
             cores: u16::try_from(cpus.len()).unwrap_or(u16::MAX),
             cpus: if settings.pin { cpus.clone() } else { Vec::new() },
-            io_memory_bytes: IO_MEMORY_BYTES,
+            io_memory_bytes: IO_MEMORY_BYTES + pool_bytes(settings),
             open_files: OPEN_FILES,
             udp_buffers: buffers(settings),
             ipv6: settings.quic_bind.is_ipv6(),
@@ -91,6 +93,12 @@ impl Machine {
     }
 }
 
+/// Registered memory of each core for its disks.
+fn pool_bytes(settings: &Settings) -> u64 {
+    let pool = BufPool::io_memory_bytes(settings.files_settings().pool_bytes);
+    if settings.storage_dirs().is_empty() { 0 } else { pool as u64 }
+}
+
 fn buffers(settings: &Settings) -> BufferSizes {
     BufferSizes { recv_bytes: settings.udp_recv_buffer.get(), send_bytes: settings.udp_send_buffer.get() }
 }
@@ -102,6 +110,9 @@ pub struct Cores<'a> {
     pub keys: &'a TransportKeys,
     pub tls: Arc<rustls::ServerConfig>,
     pub clock: Clock,
+    /// The folders of the volumes, which are there, and the kernel's boot id.
+    pub roots: &'a [PathBuf],
+    pub kernel_boot: [u8; 16],
 }
 
 /// The admin thread's ends of the running cores.
@@ -114,6 +125,16 @@ pub struct StartedCores {
 }
 
 impl Cores<'_> {
+    fn storage(&self) -> Option<CoreStorage> {
+        (!self.roots.is_empty()).then(|| CoreStorage {
+            settings: self.settings.store_settings(),
+            files: self.settings.files_settings(),
+            roots: self.roots.to_vec(),
+            boot: self.kernel_boot,
+            entropy: rand::random(),
+        })
+    }
+
     /// Starts one core for each socket.
     ///
     /// # Errors
@@ -150,6 +171,7 @@ impl Cores<'_> {
                 to_admin: to_admin.clone(),
                 counters,
                 boot,
+                storage: self.storage(),
             });
             match started {
                 Ok(join) => joins.push(join),

@@ -43,6 +43,10 @@ pub struct NodeStatus {
     pub nodes: AtomicU64,
     /// Version of the newest routes.
     pub routes_version: AtomicU64,
+    /// Logs that recovery refused.
+    pub logs_refused: AtomicU64,
+    /// Logs that no stream of the catalog names.
+    pub logs_unclaimed: AtomicU64,
     /// Times the certificate was replaced.
     pub certificate_reloads: AtomicU64,
     /// How long the drain took, once it ended.
@@ -55,6 +59,11 @@ impl NodeStatus {
     /// A node of `cores` cores, none of which serves yet.
     pub fn new(cores: u16) -> NodeStatus {
         NodeStatus { cores, ..NodeStatus::default() }
+    }
+
+    /// Cores of the node.
+    pub fn cores(&self) -> u16 {
+        self.cores
     }
 
     /// One more core serves.

@@ -29,8 +29,8 @@ pub enum AckForm {
 /// How a publish ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Appended; the offset goes only to clients that are told positions.
-    Written(Offset),
+    /// Appended from `base` on. `logged`: in a log; the offset in a ring goes only to clients that are told positions.
+    Written { base: Offset, logged: bool },
     Refused(Box<Refusal>),
 }
 
@@ -108,9 +108,9 @@ impl AckRing {
 
 fn write_answer(entry: &Unanswered, outcome: &Outcome, dialect: AckDialect, out: &mut BytesMut) {
     match (outcome, entry.form) {
-        (Outcome::Written(offset), form) => {
-            let told = dialect.positions && dialect.flags.contains(Flags::ACK_OFFSET);
-            let offset = told.then_some(*offset);
+        (Outcome::Written { base, logged }, form) => {
+            let told = (*logged || dialect.positions) && dialect.flags.contains(Flags::ACK_OFFSET);
+            let offset = told.then_some(*base);
             match form {
                 AckForm::Binary => encode_ok(entry.request_id, offset, out),
                 AckForm::Json => {

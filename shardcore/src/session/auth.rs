@@ -32,6 +32,7 @@ pub const SERVER_FEATURES: Features = Features::TOPOLOGY
     .union(Features::SHARD_OWNERS)
     .union(Features::SUBSCRIBE_QUEUE)
     .union(Features::STREAM_DELETED)
+    .union(Features::SUBSCRIPTION_LAGGED)
     .union(Features::PUBLISH_WIDTH)
     .union(Features::EXPLICIT_SHARD)
     .union(Features::CORE_HINTS)

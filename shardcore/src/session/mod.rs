@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use felix_runtime::clock::Tick;
 use felix_runtime::quic::{ConnKey, Dir, Quic, ReadOutcome, StreamId, VarInt};
-use felix_wire::client::{Error, Message, Records};
+use felix_wire::client::{Message, Records};
 use felix_wire::frame::FrameReader;
 use felix_wire::id::CoreId;
 
@@ -111,13 +111,17 @@ pub struct SubscribeAction {
     pub stream: StreamId,
     pub place: Granted<Place>,
     pub start: Start,
-    /// Events carry offsets, also on in-memory streams.
+    /// Events carry offsets.
     pub offsets: bool,
+    /// The client is told of offsets that hold no record.
+    pub skips: bool,
     pub queue_frames: Option<u32>,
     pub identity: usize,
     /// What the client reads at the end of a subscription.
     pub reads_moved: bool,
     pub reads_deleted: bool,
+    pub reads_lagged: bool,
+    pub reads_codes: bool,
 }
 
 /// Somebody a stream of the connection speaks for.
@@ -572,14 +576,7 @@ fn write_error(stream: &mut Stream, refusal: &Refusal) {
     if !stream.can_answer() {
         return;
     }
-    let codes = stream.dialect.codes;
-    let message = Message::Error(Error {
-        message: refusal.message.as_ref().into(),
-        code: codes.then(|| refusal.code.clone()),
-        retry: codes.then_some(refusal.retry),
-        detail: if codes { refusal.detail() } else { None },
-    });
-    message.encode_frame(stream.answers());
+    refusal.to_message(stream.dialect.codes).encode_frame(stream.answers());
 }
 
 /// The route of a stream the caller may see, with the proof.

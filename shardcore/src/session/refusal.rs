@@ -3,9 +3,11 @@
 
 use std::borrow::Cow;
 
+use felix_wire::client::{Error, Message};
 use felix_wire::error_code::{ErrorCode, ErrorDetail, RetryClass};
 
 use crate::route::RouteError;
+use crate::shard::mail::NotWritten;
 
 /// What a client is told when it does not get what it asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +76,29 @@ impl Refusal {
         refusal
     }
 
+    /// The log of the shard takes no publish of this kind; nothing was written.
+    pub fn not_written(why: NotWritten) -> Refusal {
+        let (code, message) = match why {
+            NotWritten::NoSpace => (ErrorCode::Storage, "the volume of the log is nearly full"),
+            NotWritten::Stopped => (ErrorCode::Storage, "the log of the shard has failed and takes no writes"),
+            NotWritten::TooLarge => return Refusal::limit("the batch is larger than a log can hold at once"),
+        };
+        let mut refusal = Refusal::new(code, message);
+        (refusal.retry, refusal.retry_after_ms) = (RetryClass::RetryAfter, Some(1_000));
+        refusal
+    }
+
+    /// The log of the shard failed while the publish was on its way to the disk.
+    pub fn outcome_unknown() -> Refusal {
+        Refusal::new(ErrorCode::Storage, "the log of the shard failed: whether it was written is not known")
+    }
+
+    /// What was asked for cannot be read from the log.
+    pub fn unreadable() -> Refusal {
+        let retry = RetryClass::Retry;
+        Refusal { retry, ..Refusal::new(ErrorCode::Storage, "the log cannot be read there") }
+    }
+
     /// The memory for unfinished frames is needed for others.
     pub fn no_room() -> Refusal {
         let refusal = Refusal::new(ErrorCode::Overloaded, "no room for the frame");
@@ -104,6 +129,16 @@ impl Refusal {
             }
             RouteError::Unavailable { reason } => Refusal::unavailable(reason),
         }
+    }
+
+    /// The message that says so, with codes for clients that read them.
+    pub fn to_message(&self, codes: bool) -> Message<'_> {
+        Message::Error(Error {
+            message: self.message.as_ref().into(),
+            code: codes.then(|| self.code.clone()),
+            retry: codes.then_some(self.retry),
+            detail: if codes { self.detail() } else { None },
+        })
     }
 
     /// The structured part, when there is one.

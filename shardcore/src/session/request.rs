@@ -11,6 +11,7 @@ use felix_wire::client::{
 };
 use felix_wire::control::Action as Right;
 use felix_wire::features::Features;
+use felix_wire::flags::Flags;
 use felix_wire::id::{Generation, ShardIndex};
 use felix_wire::routing::KeyMapping;
 
@@ -180,14 +181,23 @@ fn subscribe(stream: &mut Stream, who: (&Principal, usize), m: &Subscribe<'_>, c
         StartPosition::Offset(offset) => Start::At(offset),
     };
     stream.awaiting += 1;
+    let flags = stream.dialect.flags;
+    let offsets = match route.is_durable() {
+        true => flags.contains(Flags::EVENT_OFFSETS),
+        // In memory they are for clients that know what they are worth.
+        false => stream.features.contains(Features::POSITIONS),
+    };
     cx.actions.push(Action::Subscribe(Box::new(SubscribeAction {
         stream: stream.id,
         place,
         start,
-        offsets: stream.features.contains(Features::POSITIONS),
+        offsets,
+        skips: flags.contains(Flags::EVENT_SKIPPED),
         queue_frames: m.queue_capacity,
         identity,
         reads_moved: stream.features.contains(Features::SHARD_MOVED),
         reads_deleted: stream.features.contains(Features::STREAM_DELETED),
+        reads_lagged: stream.features.contains(Features::SUBSCRIPTION_LAGGED),
+        reads_codes: stream.features.contains(Features::ERROR_CODES),
     })));
 }

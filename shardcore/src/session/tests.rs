@@ -91,7 +91,7 @@ impl Pair {
             name,
             incarnation: Incarnation(1),
             mapping: KeyMapping::JumpHash,
-            durable: false,
+            log: None,
             owners: vec![here.clone(), here],
         };
         let routes = Arc::new(Routes::new(1, [Arc::new(route)], [Arc::from(TENANT)]));

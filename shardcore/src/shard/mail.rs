@@ -1,9 +1,9 @@
 //! What goes to a shard and what comes back: the same values by call on one core and by mailbox between two.
 //! Scope: values. A publish carries item and byte credit of its pair of cores, and gets exactly one answer
-//! (`Published` or `Bounced`), which gives the credit back.
+//! (`Published`, `Bounced`, `Refused` or `Unknown`), which gives the credit back.
 
 use felix_wire::client::Records;
-use felix_wire::id::{Generation, Offset};
+use felix_wire::id::{Generation, Offset, ProducerId, Sequence};
 
 use super::ring::Page;
 use crate::snapshot::ShardId;
@@ -31,6 +31,8 @@ pub struct LanePos {
 pub struct Job {
     pub token: JobToken,
     pub records: Records,
+    /// An idempotent producer and the number of this batch.
+    pub producer: Option<(ProducerId, Sequence)>,
 }
 
 /// Where a subscription begins (client-protocol 5.3).
@@ -94,6 +96,26 @@ pub enum Bounce {
     Moved,
 }
 
+/// Why a publish was refused for good. Nothing was claimed for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotWritten {
+    /// The volume of the log is nearly full.
+    NoSpace,
+    /// The log failed and takes no writes until the process has started again.
+    Stopped,
+    /// More than a batch of the log can hold.
+    TooLarge,
+}
+
+/// Why a page below the ring could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageLoss {
+    /// Retention has removed it; this is the oldest offset held.
+    TooOld(Offset),
+    /// The bytes there are not what was written, or the disk does not give them.
+    Damaged,
+}
+
 /// Why the subscriptions of a shard end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -112,10 +134,20 @@ pub struct FromShard {
 /// See `FromShard`.
 #[derive(Debug)]
 pub enum ShardOutput {
-    /// Appended from `base` on.
+    /// Appended from `base` on; `logged`: in a log, and settled there.
     Published {
         token: JobToken,
         base: Offset,
+        logged: bool,
+    },
+    /// Refused for good.
+    Refused {
+        token: JobToken,
+        why: NotWritten,
+    },
+    /// Whether it is in the log is not known.
+    Unknown {
+        token: JobToken,
     },
     Bounced {
         job: Job,
@@ -127,6 +159,7 @@ pub enum ShardOutput {
         token: SubToken,
         start: Offset,
         end: Offset,
+        logged: bool,
     },
     /// The start lies outside what is held: below (`available` is the oldest) or above (`available` is the end).
     SubscribeRefused {
@@ -142,6 +175,11 @@ pub enum ShardOutput {
     Page {
         reader: Reader,
         page: Page,
+    },
+    /// There is no page for a subscription that reads below its feed.
+    PageLost {
+        token: SubToken,
+        why: PageLoss,
     },
     /// `rest`: what the asking core was not sent, and what was held for its subscriptions; empty when the stream is gone.
     Ended {

@@ -1,9 +1,11 @@
 //! One shard: claims offsets in arrival order, appends, settles, feeds the cores that read it. Sans-io.
 //! Scope: one per shard and generation, on the core that owns it. Owns: its ring and one link per reading core.
-//! Invariants: a publish is answered once, from an `Appended`; nothing a linked core has not been sent is evicted; what
-//! a lane sends is appended as an unbroken run from the beginning of an epoch, so a lane's order holds.
+//! Invariants: a publish is answered once, from an `Appended` (which a durable shard makes only of what its log has
+//! settled); nothing a linked core has not been sent is evicted, unless a log holds it; what a lane sends is appended as
+//! an unbroken run from the beginning of an epoch, so a lane's order holds.
 //! Not here: which core asks for what (`turn`), subscribers (`projection::stream`).
 
+pub mod logged;
 pub mod mail;
 pub mod ring;
 #[cfg(test)]
@@ -15,6 +17,8 @@ use felix_wire::id::{CoreId, Generation, Offset};
 use smallvec::SmallVec;
 
 use crate::snapshot::ShardId;
+use crate::store::{LogAt, PageFor, Store};
+use logged::{Logged, Taken};
 use mail::{Bounce, Ending, FromShard, Job, LanePos, Reader, ShardInput, ShardOutput, Start, SubToken};
 use ring::{Page, Ring, RingLimits, SLOT_OVERHEAD_BYTES};
 
@@ -49,6 +53,17 @@ struct Sender {
 /// Outputs of a turn, each with the core it goes to.
 pub type Outputs = Vec<(CoreId, FromShard)>;
 
+/// What a shard sees of its core.
+pub struct ShardCx<'a> {
+    /// What the core's budget for rings has left.
+    pub free_bytes: usize,
+    /// The logs of the core, if it has any.
+    pub store: Option<&'a mut Store>,
+    /// Milliseconds since 1970.
+    pub unix_ms: u64,
+    pub out: &'a mut Outputs,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Shard {
@@ -57,13 +72,34 @@ pub struct Shard {
     ring: Ring,
     links: SmallVec<[Link; 4]>,
     senders: SmallVec<[Sender; 4]>,
+    /// The shard of a durable stream; its ring holds the newest of what is settled.
+    logged: Option<Logged>,
 }
 
 impl Shard {
     /// A shard that begins empty at offset 0.
     pub fn open(id: ShardId, generation: Generation, limits: RingLimits) -> Shard {
         let ring = Ring::new(Offset(0), limits);
-        Shard { id, generation, ring, links: SmallVec::new(), senders: SmallVec::new() }
+        Shard { id, generation, ring, links: SmallVec::new(), senders: SmallVec::new(), logged: None }
+    }
+
+    /// The shard of a durable stream. None while something of its log is in flight.
+    pub fn open_logged(
+        id: ShardId,
+        generation: Generation,
+        limits: RingLimits,
+        store: &Store,
+        at: LogAt,
+    ) -> Option<Shard> {
+        let (logged, next) = Logged::open(store, at)?;
+        let ring = Ring::new(next, limits);
+        let (links, senders) = (SmallVec::new(), SmallVec::new());
+        Some(Shard { id, generation, ring, links, senders, logged: Some(logged) })
+    }
+
+    /// Where its log is, if it has one.
+    pub fn log(&self) -> Option<LogAt> {
+        self.logged.as_ref().map(Logged::at)
     }
 
     /// The generation it serves.
@@ -93,35 +129,99 @@ impl Shard {
         self.ring.evict_oldest(pin)
     }
 
-    /// Takes a batch, or bounces it. `free_bytes`: what the core's budget for rings has left. Adds exactly one output.
-    pub fn publish(&mut self, from: CoreId, at: LanePos, job: Job, free_bytes: usize, out: &mut Outputs) {
-        let pin = self.pin();
-        let generation = self.generation;
-        let id = self.id;
+    /// Takes a batch, or bounces it. In memory exactly one output is added; with a log at most one, and none when the
+    /// answer comes with what is settled.
+    pub fn publish(&mut self, from: CoreId, at: LanePos, job: Job, cx: &mut ShardCx<'_>) {
         let needed = job.records.encoded_len();
-        let room = self.fits_core(needed, free_bytes);
         let sender = sender_of(&mut self.senders, from);
         let in_order = at.seq == 0 || sender.next == Some(at);
+        if !in_order {
+            return self.bounce(from, job, cx.out);
+        }
+        if self.logged.is_some() {
+            return self.publish_logged(from, at, job, cx);
+        }
+        let pin = self.pin();
+        let room = self.fits_core(needed, cx.free_bytes);
         let count = NonZeroU32::new(job.records.count());
-        let (Some(count), true, true) = (count, in_order, room && self.ring.make_room(needed, pin)) else {
-            sender.next = None;
-            sender.starved_bytes.get_or_insert(needed);
-            let what = ShardOutput::Bounced { job, why: Bounce::Full };
-            out.push((from, FromShard { shard: id, generation, what }));
-            return;
+        let (Some(count), true) = (count, room && self.ring.make_room(needed, pin)) else {
+            return self.bounce(from, job, cx.out);
         };
-        sender.next = Some(LanePos { seq: at.seq.wrapping_add(1), ..at });
+        sender_of(&mut self.senders, from).next = Some(LanePos { seq: at.seq.wrapping_add(1), ..at });
         let claim = self.ring.claim(count);
         let appended = self.ring.append(claim, job.records, pin);
-        let what = ShardOutput::Published { token: job.token, base: appended.base() };
-        out.push((from, FromShard { shard: id, generation, what }));
+        let what = ShardOutput::Published { token: job.token, base: appended.base(), logged: false };
+        self.send(from, what, cx.out);
+    }
+
+    fn publish_logged(&mut self, from: CoreId, at: LanePos, job: Job, cx: &mut ShardCx<'_>) {
+        let (Some(logged), Some(store)) = (&mut self.logged, cx.store.as_deref_mut()) else {
+            return self.bounce(from, job, cx.out);
+        };
+        let taken = logged.publish(store, (from, job), (self.generation, cx.unix_ms));
+        let what = match taken {
+            Taken::Full(job) => return self.bounce(from, job, cx.out),
+            Taken::Gone(job) => ShardOutput::Bounced { job, why: Bounce::Moved },
+            Taken::Claimed => {
+                sender_of(&mut self.senders, from).next = Some(LanePos { seq: at.seq.wrapping_add(1), ..at });
+                return;
+            }
+            Taken::Refused(token, why) => {
+                sender_of(&mut self.senders, from).next = Some(LanePos { seq: at.seq.wrapping_add(1), ..at });
+                ShardOutput::Refused { token, why }
+            }
+        };
+        self.send(from, what, cx.out);
+    }
+
+    /// Sends a publish back; its sender is told when there is room.
+    fn bounce(&mut self, from: CoreId, job: Job, out: &mut Outputs) {
+        let sender = sender_of(&mut self.senders, from);
+        sender.next = None;
+        sender.starved_bytes.get_or_insert(job.records.encoded_len());
+        self.send(from, ShardOutput::Bounced { job, why: Bounce::Full }, out);
+    }
+
+    /// Its log has settled everything below `end`: it can be read, and is answered. Afterwards `flush` must run.
+    pub fn settled(&mut self, end: Offset, cx: &mut ShardCx<'_>) {
+        let free_bytes = cx.free_bytes + self.ring.bytes();
+        let Some(logged) = &mut self.logged else { return };
+        while let Some(claimed) = logged.pop_settled(end) {
+            let Some(count) = NonZeroU32::new(claimed.records.count()) else { continue };
+            // What does not fit is read from the log.
+            let bytes = claimed.records.encoded_len();
+            self.ring.make_room(bytes, Offset(u64::MAX));
+            while self.ring.bytes() + bytes > free_bytes && self.ring.evict_oldest(Offset(u64::MAX)) > 0 {}
+            let claim = self.ring.claim(count);
+            let appended = self.ring.append(claim, claimed.records, Offset(u64::MAX));
+            assert_eq!(appended.base(), claimed.base, "the ring goes on where the log does");
+            let what = ShardOutput::Published { token: claimed.token, base: appended.base(), logged: true };
+            let answer = FromShard { shard: self.id, generation: self.generation, what };
+            cx.out.push((claimed.to, answer));
+        }
+    }
+
+    /// Its log has room again.
+    pub fn log_has_room(&mut self) {
+        if let Some(logged) = &mut self.logged {
+            logged.full = false;
+        }
+    }
+
+    /// Its log takes no more: what is claimed is answered "not known".
+    pub fn log_stopped(&mut self, out: &mut Outputs) {
+        let (shard, generation) = (self.id, self.generation);
+        for claimed in self.logged.iter_mut().flat_map(Logged::stop) {
+            let what = ShardOutput::Unknown { token: claimed.token };
+            out.push((claimed.to, FromShard { shard, generation, what }));
+        }
     }
 
     /// Everything but a publish. Afterwards `flush` must run.
-    pub fn handle(&mut self, from: CoreId, input: ShardInput, out: &mut Outputs) {
+    pub fn handle(&mut self, from: CoreId, input: ShardInput, cx: &mut ShardCx<'_>) {
         match input {
-            ShardInput::Publish { at, job } => self.publish(from, at, job, usize::MAX, out),
-            ShardInput::Subscribe { token, start, hold } => self.subscribe(from, (token, hold), start, out),
+            ShardInput::Publish { at, job } => self.publish(from, at, job, cx),
+            ShardInput::Subscribe { token, start, hold } => self.subscribe(from, (token, hold), start, cx),
             ShardInput::Pull { reader: Reader::Live, from: next, bytes_max } => {
                 if let Some(link) = self.links.iter_mut().find(|l| l.core == from) {
                     link.next = link.next.max(next);
@@ -129,12 +229,7 @@ impl Shard {
                 }
             }
             ShardInput::Pull { reader: Reader::CatchUp(token), from: next, bytes_max } => {
-                let page = self.ring.page(next, bytes_max);
-                let holds = self.links.iter_mut().filter(|l| l.core == from).flat_map(|l| &mut l.holds);
-                for (_, held) in holds.filter(|(t, _)| *t == token) {
-                    *held = page.next;
-                }
-                self.send(from, ShardOutput::Page { reader: Reader::CatchUp(token), page }, out);
+                self.catch_up((from, token), next, bytes_max, cx);
             }
             ShardInput::Release { token } => {
                 if let Some(link) = self.links.iter_mut().find(|l| l.core == from) {
@@ -143,6 +238,33 @@ impl Shard {
             }
             ShardInput::Unlink => self.links.retain(|l| l.core != from),
         }
+    }
+
+    fn catch_up(
+        &mut self,
+        (to, token): (CoreId, SubToken),
+        from: Offset,
+        bytes_max: usize,
+        cx: &mut ShardCx<'_>,
+    ) {
+        let reader = Reader::CatchUp(token);
+        if let Some(logged) = &self.logged {
+            if let Some(next) = logged.behind_gap(from) {
+                let page = Page { slots: Vec::new(), next };
+                return self.send(to, ShardOutput::Page { reader, page }, cx.out);
+            }
+            let below_ring = from < self.ring.start();
+            if let Some(store) = cx.store.as_deref_mut().filter(|_| below_ring) {
+                let page = PageFor { shard: self.id, to, token, from };
+                return store.read(logged.at(), page, self.ring.end(), bytes_max);
+            }
+        }
+        let page = self.ring.page(from, bytes_max);
+        let holds = self.links.iter_mut().filter(|l| l.core == to).flat_map(|l| &mut l.holds);
+        for (_, held) in holds.filter(|(t, _)| *t == token) {
+            *held = page.next;
+        }
+        self.send(to, ShardOutput::Page { reader, page }, cx.out);
     }
 
     /// Answers the pulls that can be answered and, as far as the core's ring budget has `free_bytes`, tells starved
@@ -162,10 +284,12 @@ impl Shard {
     /// Ends every subscription, after what the linked cores were not sent when the shard only moves. It is dropped
     /// afterwards.
     pub fn close(&mut self, why: Ending, out: &mut Outputs) {
+        self.log_stopped(out);
         for link in std::mem::take(&mut self.links) {
             let rest = match why {
-                Ending::Moved => self.ring.page(link.pin(), usize::MAX),
-                Ending::Deleted => Page::default(),
+                // What a log holds is read from there.
+                Ending::Moved if self.logged.is_none() => self.ring.page(link.pin(), usize::MAX),
+                Ending::Moved | Ending::Deleted => Page::default(),
             };
             self.send(link.core, ShardOutput::Ended { why, rest }, out);
         }
@@ -176,8 +300,17 @@ impl Shard {
         self.senders.iter().filter_map(|s| s.starved_bytes).max()
     }
 
-    fn subscribe(&mut self, from: CoreId, (token, hold): (SubToken, bool), start: Start, out: &mut Outputs) {
-        let (oldest, end) = (self.ring.start(), self.ring.end());
+    fn subscribe(
+        &mut self,
+        from: CoreId,
+        (token, hold): (SubToken, bool),
+        start: Start,
+        cx: &mut ShardCx<'_>,
+    ) {
+        let out = &mut *cx.out;
+        let log_start = self.logged.as_ref().zip(cx.store.as_deref()).map(|(log, store)| log.start(store));
+        let logged = self.logged.is_some();
+        let (oldest, end) = (log_start.unwrap_or_else(|| self.ring.start()), self.ring.end());
         let begin = match start {
             Start::Latest => end,
             Start::Earliest => oldest,
@@ -194,17 +327,21 @@ impl Shard {
             self.links.push(Link { core: from, next: end, wanted_bytes: 0, holds: SmallVec::new() });
             self.links.len() - 1
         });
-        if hold && begin < end {
+        if hold && begin < end && !logged {
             self.links[at].holds.push((token, begin));
         }
-        self.send(from, ShardOutput::Subscribed { token, start: begin, end }, out);
+        self.send(from, ShardOutput::Subscribed { token, start: begin, end, logged }, out);
     }
 
     fn wake_starved(&mut self, free_bytes: usize, out: &mut Outputs) {
         let pin = self.pin();
         for i in 0..self.senders.len() {
             let Some(bytes) = self.senders[i].starved_bytes else { continue };
-            if !self.fits_core(bytes, free_bytes) || !self.ring.make_room(bytes, pin) {
+            let room = match &self.logged {
+                Some(logged) => !logged.full,
+                None => self.fits_core(bytes, free_bytes) && self.ring.make_room(bytes, pin),
+            };
+            if !room {
                 continue;
             }
             self.senders[i].starved_bytes = None;
@@ -215,6 +352,9 @@ impl Shard {
 
     /// Nothing at or above this offset may be evicted.
     fn pin(&self) -> Offset {
+        if self.logged.is_some() {
+            return Offset(u64::MAX);
+        }
         self.links.iter().map(Link::pin).min().unwrap_or(Offset(u64::MAX))
     }
 

@@ -42,18 +42,23 @@ fn shard(limits: RingLimits) -> Shard {
     Shard::open(ID, Generation(1), limits)
 }
 
+/// A core without logs.
+fn cx(free_bytes: usize, out: &mut Outputs) -> ShardCx<'_> {
+    ShardCx { free_bytes, store: None, unix_ms: 0, out }
+}
+
 /// Publishes one batch of `count` records of 100 bytes as the first of its epoch.
 fn publish(shard: &mut Shard, from: CoreId, epoch: u32, count: u32) -> Result<u64, Bounce> {
     publish_at(shard, from, LanePos { epoch, seq: 0 }, count)
 }
 
 fn publish_at(shard: &mut Shard, from: CoreId, at: LanePos, count: u32) -> Result<u64, Bounce> {
-    let job = Job { token: JobToken(7), records: records(shard.end().0, count, 100) };
+    let job = Job { token: JobToken(7), records: records(shard.end().0, count, 100), producer: None };
     let mut out = Vec::new();
-    shard.publish(from, at, job, usize::MAX, &mut out);
+    shard.publish(from, at, job, &mut cx(usize::MAX, &mut out));
     assert_eq!(out.len(), 1, "one answer to a publish");
     match out.pop().unwrap() {
-        (core, FromShard { what: ShardOutput::Published { token, base }, .. }) => {
+        (core, FromShard { what: ShardOutput::Published { token, base, .. }, .. }) => {
             assert_eq!((core, token), (from, JobToken(7)));
             Ok(base.0)
         }
@@ -67,7 +72,7 @@ fn publish_at(shard: &mut Shard, from: CoreId, at: LanePos, count: u32) -> Resul
 
 fn handle(shard: &mut Shard, from: CoreId, input: ShardInput) -> Vec<(CoreId, ShardOutput)> {
     let mut out = Vec::new();
-    shard.handle(from, input, &mut out);
+    shard.handle(from, input, &mut cx(usize::MAX, &mut out));
     shard.flush(usize::MAX, &mut out);
     out.into_iter().map(|(core, o)| (core, o.what)).collect()
 }
@@ -201,9 +206,9 @@ fn a_core_without_budget_bounces_and_is_called_when_there_is_enough_for_what_wai
     let mut shard = shard(LIMITS);
     assert!(publish(&mut shard, HERE, 0, 1).is_ok());
     let mut out = Vec::new();
-    let job = Job { token: JobToken(1), records: records(1, 4, 100) };
+    let job = Job { token: JobToken(1), records: records(1, 4, 100), producer: None };
     let needed = job.records.encoded_len() + SLOT_OVERHEAD_BYTES;
-    shard.publish(HERE, LanePos { epoch: 0, seq: 0 }, job, needed - 1, &mut out);
+    shard.publish(HERE, LanePos { epoch: 0, seq: 0 }, job, &mut cx(needed - 1, &mut out));
     assert!(matches!(out[0].1.what, ShardOutput::Bounced { why: Bounce::Full, .. }));
     out.clear();
     shard.flush(needed - 1, &mut out);

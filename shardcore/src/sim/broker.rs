@@ -240,7 +240,7 @@ impl Broker {
             if count > TURNS_MAX {
                 return Err(format!("core {id} does not come to rest"));
             }
-            more = self.nodes[id].core.turn(now, unix_s);
+            more = self.nodes[id].core.turn(now, unix_s * 1_000);
             self.transmit(now, id, net, trace);
             self.post(now, id);
             self.answer_admin(now, id);
@@ -302,6 +302,11 @@ impl Broker {
                 }
                 FromCore::Drained { .. } => self.nodes[id].drained = true,
                 FromCore::Ready { .. } | FromCore::Tenants(_) => {}
+                // The plan has no disks yet.
+                FromCore::Recovered(_)
+                | FromCore::StoreFailed { .. }
+                | FromCore::LogReleased { .. }
+                | FromCore::LogDeleted { .. } => {}
             }
         }
     }
@@ -385,7 +390,7 @@ fn route(stream: usize, owners: &[(u16, u64)]) -> StreamRoute {
         },
         incarnation: Incarnation(1),
         mapping: KeyMapping::JumpHash,
-        durable: false,
+        log: None,
         owners: owners.iter().map(here).collect(),
     }
 }

@@ -5,7 +5,7 @@
 //! every publish handed on is settled once, also when its connection is gone.
 //! Not here: what a frame means (`session`), what a shard does (`shard`).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,13 +14,15 @@ use bytes::{Bytes, BytesMut};
 use felix_runtime::clock::Tick;
 use felix_runtime::mailbox::Credit;
 use felix_runtime::quic::{ConnKey, Dir, Quic, QuicEvent, StreamId, Transmits, VarInt};
-use felix_wire::id::CoreId;
+use felix_logstore::id::ShardKey;
+use felix_wire::id::{CoreId, Generation, ShardIndex};
 use slab::Slab;
 
 use super::counters::{CoreCounters, Counter};
 use super::lane::Lane;
 use super::publishing::{Job, Origin};
 use super::ready::Ready;
+use super::storage::Wanted;
 use super::subscribing::{FeedKey, Sub};
 use super::tenants::Tenants;
 use crate::access::Access;
@@ -31,6 +33,7 @@ use crate::shard::mail::{Ending, FromShard, SubToken, ToShard};
 use crate::shard::ring::RingLimits;
 use crate::shard::{Outputs, Shard};
 use crate::snapshot::{CoreLimits, FromCore, Keys, Owner, Routes, ShardId, ToCore};
+use crate::store::{LogSource, Store};
 
 /// Bytes read from streams in one turn before datagrams are looked at again.
 const TURN_BYTES: usize = 4 << 20;
@@ -93,6 +96,13 @@ pub struct Core {
     pub(super) windows_bytes: usize,
     pub(super) sessions: Map<ConnKey, Session>,
     pub(super) shards: Map<ShardId, Shard>,
+    /// The logs of this core, once recovery has ended.
+    pub(super) store: Option<Store>,
+    /// Where logs come from that are not open yet.
+    pub(super) granted: BTreeMap<ShardKey, (u16, LogSource)>,
+    /// Durable shards of this core that are not served yet.
+    pub(super) wanted: Vec<(ShardId, Wanted)>,
+    pub(super) next_retain: Tick,
     pub(super) rings_bytes: usize,
     /// Shards that turned a sender away for want of room.
     pub(super) starved: Vec<ShardId>,
@@ -122,6 +132,7 @@ pub struct Core {
     next_sweep: Option<Tick>,
     drain: Drain,
     unix_s: u64,
+    pub(super) unix_ms: u64,
 }
 
 /// What a core is made of.
@@ -157,6 +168,10 @@ impl Core {
             windows_bytes: 0,
             sessions: Map::default(),
             shards: Map::default(),
+            store: None,
+            granted: BTreeMap::new(),
+            wanted: Vec::new(),
+            next_retain: Tick::ZERO,
             rings_bytes: 0,
             starved: Vec::new(),
             rings_moved: false,
@@ -177,6 +192,7 @@ impl Core {
             next_sweep: None,
             drain: Drain::No,
             unix_s: 0,
+            unix_ms: 0,
         }
     }
 
@@ -220,6 +236,9 @@ impl Core {
         match message {
             ToCore::Routes(routes) => self.take_routes(now, routes),
             ToCore::Keys(keys) => self.take_keys(now, keys),
+            ToCore::Log(order) => self.handle_log_order(now, order),
+            // The loop has the disk and opens the store.
+            ToCore::Volumes(_) => {}
             ToCore::Tls(tls) => {
                 if let Err(error) = self.quic.set_server_tls(&tls) {
                     tracing::error!(%error, "the new certificate cannot be used; the old one stays");
@@ -238,9 +257,11 @@ impl Core {
         true
     }
 
-    /// Runs everything that is due, within the turn's budget. True when there is more to do at once.
-    pub fn turn(&mut self, now: Tick, unix_s: u64) -> bool {
-        self.unix_s = unix_s;
+    /// Runs everything that is due, within the turn's budget. True when there is more to do at once. `unix_ms`:
+    /// milliseconds since 1970.
+    pub fn turn(&mut self, now: Tick, unix_ms: u64) -> bool {
+        self.unix_s = unix_ms / 1_000;
+        self.unix_ms = unix_ms;
         self.counters.add(Counter::Turns, 1);
         self.quic.handle_timeouts(now);
         self.handle_events(now);
@@ -250,6 +271,7 @@ impl Core {
             let Some(((conn, stream), budget)) = self.ready.pop() else { break };
             bytes += self.pump(now, conn, stream, budget);
         }
+        self.run_store(now);
         self.flush_shards(now);
         self.flush_touched(now);
         self.pump_subscriptions(now);
@@ -259,7 +281,8 @@ impl Core {
             self.sweep(now);
         }
         self.advance_drain(now);
-        !self.ready.is_empty() || !self.active.is_empty() || !self.touched.is_empty()
+        let asked = self.store.as_ref().is_some_and(Store::is_asked);
+        asked || !self.ready.is_empty() || !self.active.is_empty() || !self.touched.is_empty()
     }
 
     /// Datagrams to send.
@@ -293,10 +316,15 @@ impl Core {
     pub fn next_timeout(&mut self) -> Option<Tick> {
         // Gauges that are not up to date count as work: nothing else may ever come to a core without connections.
         let told = self.gauges().into_iter().all(|(gauge, now)| self.counters.get(gauge) == now);
-        let quiet = self.sessions.is_empty() && self.jobs.is_empty() && self.starved.is_empty();
+        let quiet = self.sessions.is_empty()
+            && self.jobs.is_empty()
+            && self.starved.is_empty()
+            && self.wanted.is_empty()
+            && self.store.is_none();
         let idle = quiet && told && !self.tenants.is_untold() && self.drain == Drain::No;
         let sweep = self.next_sweep.filter(|_| !idle);
-        self.quic.next_timeout().into_iter().chain(sweep).min()
+        let store = self.store.as_ref().and_then(Store::next_timeout);
+        self.quic.next_timeout().into_iter().chain(sweep).chain(store).min()
     }
 
     /// Whether a drain has ended.
@@ -510,6 +538,7 @@ impl Core {
         }
         self.give_up_partials(now);
         self.bound_queues();
+        self.sweep_store(now);
         self.sweep_lanes(now);
         for (gauge, now) in self.gauges() {
             self.counters.set(gauge, now);
@@ -562,16 +591,22 @@ impl Core {
         }
         self.routes = routes;
         let routes = Arc::clone(&self.routes);
-        let mut served: Map<ShardId, felix_wire::id::Generation> = Map::default();
+        let mut served: Map<ShardId, Generation> = Map::default();
+        let mut wanted: Vec<(ShardId, Wanted)> = Vec::new();
         let mut streams: Map<crate::snapshot::StreamUid, ()> = Map::default();
         for route in routes.iter() {
             streams.insert(route.uid, ());
             for (index, owner) in route.owners.iter().enumerate() {
-                if let Owner::Here { core, generation } = owner
-                    && *core == self.id
-                {
-                    let shard = felix_wire::id::ShardIndex(u32::try_from(index).unwrap_or(u32::MAX));
-                    served.insert(ShardId { stream: route.uid, shard }, *generation);
+                let Owner::Here { core, generation } = owner else { continue };
+                if *core != self.id {
+                    continue;
+                }
+                let shard = ShardIndex(u32::try_from(index).unwrap_or(u32::MAX));
+                let id = ShardId { stream: route.uid, shard };
+                served.insert(id, *generation);
+                if let Some(retention) = route.log {
+                    let key = route.log_key(shard);
+                    wanted.push((id, Wanted { generation: *generation, key, retention }));
                 }
             }
         }
@@ -583,21 +618,30 @@ impl Core {
             .collect();
         for id in gone {
             let why = if streams.contains_key(&id.stream) { Ending::Moved } else { Ending::Deleted };
-            if let Some(mut shard) = self.shards.remove(&id) {
-                shard.close(why, &mut self.shard_out);
-                self.rings_bytes -= shard.ring_bytes();
-                self.rings_moved = true;
-            }
-            self.route_outputs(now);
+            self.close_shard(now, id, why);
         }
-        let ring = RingLimits {
-            records_max: u64::from(self.limits.ring_records_max),
-            bytes_max: self.limits.ring_bytes_max,
-        };
+        let ring = self.ring_limits();
+        for (id, _) in &wanted {
+            served.remove(id);
+        }
         for (id, generation) in served {
             self.shards.entry(id).or_insert_with(|| Shard::open(id, generation, ring));
         }
+        self.want_logged(now, wanted);
         self.reroute_lanes(now);
+    }
+
+    /// Bounds of the ring of a shard.
+    pub(super) fn ring_limits(&self) -> RingLimits {
+        RingLimits {
+            records_max: u64::from(self.limits.ring_records_max),
+            bytes_max: self.limits.ring_bytes_max,
+        }
+    }
+
+    /// Has the admin thread told.
+    pub(super) fn tell_admin(&mut self, message: FromCore) {
+        self.admin_out.push(message);
     }
 
     fn advance_drain(&mut self, now: Tick) {

@@ -50,6 +50,7 @@ counters! {
     PublishesRefused Counter "publish_refused" "Publishes refused with nothing written.";
     PublishesDropped Counter "publish_dropped" "Unacknowledged publishes refused: nobody was told.";
     PublishesShed Counter "publish_shed" "Unacknowledged publishes of a full shard shed (only with shed on).";
+    PublishesUnknown Counter "publish_unknown" "Publishes whose log failed while they were on their way to the disk.";
     PublishesExpired Counter "publish_expired" "Acked publishes refused because their shard had no room in time.";
     PublishesBounced Counter "publish_bounced" "Publishes that an owner sent back for want of room or after a move.";
     PublishesParked Gauge "broker_ingress_queue_depth" "Publishes that wait for their shard.";
@@ -72,6 +73,7 @@ counters! {
     StrayDatagrams Counter "udp_stray_datagrams" "Datagrams passed to the core that owns their connection.";
     RingBytes Gauge "ring_bytes" "Bytes held in replay rings.";
     Shards Gauge "shards" "Shards served.";
+    LogReadErrors Counter "log_read_errors" "Reads of a log that found damage or were refused by the disk.";
     MailDepth Gauge "mailbox_depth" "Messages that wait for room in a mailbox.";
 }
 

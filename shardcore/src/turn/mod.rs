@@ -2,15 +2,18 @@
 
 pub mod core;
 pub mod counters;
+mod disks;
 #[cfg(any(test, feature = "sim"))]
 mod held;
 pub mod lane;
 mod publishing;
 mod ready;
 mod run;
+mod storage;
 mod subscribing;
 pub mod tenants;
 #[cfg(test)]
 mod tests;
 
+pub use self::disks::CoreStorage;
 pub use self::run::{CoreArgs, CoreStart, run_core};

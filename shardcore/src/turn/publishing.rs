@@ -15,9 +15,9 @@ use crate::access::Granted;
 use crate::route::Place;
 use crate::session::acks::{AckSlot, Outcome};
 use crate::session::refusal::Refusal;
-use crate::shard::Shard;
 use crate::shard::mail::{self, Bounce, FromShard, JobToken, ShardInput, ShardOutput, ToShard};
 use crate::shard::ring::SLOT_OVERHEAD_BYTES;
+use crate::shard::{Shard, ShardCx};
 use crate::snapshot::{Owner, ShardId};
 
 /// What came of trying to send the next publish of a lane.
@@ -75,7 +75,7 @@ impl Core {
             self.tenants.add(origin.tenant, TenantCount::Shed, 1);
             return self.settle(token, None);
         }
-        lane.submit(mail::Job { token, records });
+        lane.submit(mail::Job { token, records, producer: None });
         self.run_lane(now, place.shard);
     }
 
@@ -160,10 +160,15 @@ impl Core {
             return;
         };
         let before = shard.ring_bytes();
+        let mut cx = ShardCx {
+            free_bytes: self.limits.rings_bytes_max.saturating_sub(self.rings_bytes),
+            store: self.store.as_mut(),
+            unix_ms: self.unix_ms,
+            out: &mut self.shard_out,
+        };
         match what {
             ShardInput::Publish { at, job } => {
-                let free_bytes = self.limits.rings_bytes_max.saturating_sub(self.rings_bytes);
-                shard.publish(from, at, job, free_bytes, &mut self.shard_out);
+                shard.publish(from, at, job, &mut cx);
                 self.rings_bytes = self.rings_bytes + shard.ring_bytes() - before;
                 if shard.starved_bytes().is_some() && !self.starved.contains(&id) {
                     self.starved.push(id);
@@ -171,7 +176,7 @@ impl Core {
                 }
             }
             other => {
-                shard.handle(from, other, &mut self.shard_out);
+                shard.handle(from, other, &mut cx);
                 self.rings_moved = true;
             }
         }
@@ -184,7 +189,10 @@ impl Core {
     pub(super) fn handle_answer(&mut self, now: Tick, answer: FromShard) {
         let shard = answer.shard;
         match answer.what {
-            ShardOutput::Published { .. } | ShardOutput::Bounced { .. } => self.publish_answer(now, answer),
+            ShardOutput::Published { .. }
+            | ShardOutput::Bounced { .. }
+            | ShardOutput::Refused { .. }
+            | ShardOutput::Unknown { .. } => self.publish_answer(now, answer),
             ShardOutput::Room => {
                 if let Some(lane) = self.lanes.get_mut(&shard) {
                     lane.room();
@@ -200,12 +208,25 @@ impl Core {
     /// How a publish ended, or that it came back.
     fn publish_answer(&mut self, now: Tick, answer: FromShard) {
         match answer.what {
-            ShardOutput::Published { token, base } => {
+            ShardOutput::Published { token, base, logged } => {
                 if let Some(lane) = self.lanes.get_mut(&answer.shard) {
                     lane.published(now);
                 }
                 self.counters.add(Counter::PublishesWritten, 1);
-                self.settle(token, Some(Outcome::Written(base)));
+                self.settle(token, Some(Outcome::Written { base, logged }));
+            }
+            ShardOutput::Refused { token, why } => {
+                if let Some(lane) = self.lanes.get_mut(&answer.shard) {
+                    lane.published(now);
+                }
+                self.refuse_job(token, Refusal::not_written(why));
+            }
+            ShardOutput::Unknown { token } => {
+                if let Some(lane) = self.lanes.get_mut(&answer.shard) {
+                    lane.published(now);
+                }
+                self.counters.add(Counter::PublishesUnknown, 1);
+                self.settle(token, Some(Outcome::Refused(Box::new(Refusal::outcome_unknown()))));
             }
             ShardOutput::Bounced { job, why } => {
                 self.counters.add(Counter::PublishesBounced, 1);
@@ -313,7 +334,7 @@ impl Core {
         self.return_credit(token);
         let Some(job) = self.jobs.try_remove(token.0 as usize) else { return };
         let Origin { conn, stream, tenant } = job.origin;
-        if matches!(outcome, Some(Outcome::Written(_))) {
+        if matches!(outcome, Some(Outcome::Written { .. })) {
             self.tenants.add(tenant, TenantCount::PublishedRecords, u64::from(job.payload.0));
             self.tenants.add(tenant, TenantCount::PublishedBytes, job.payload.1 as u64);
         }

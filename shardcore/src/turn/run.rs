@@ -1,6 +1,8 @@
-//! The one loop of a core: socket, mailboxes and clock around `Core`. Scope: one per core thread.
-//! Invariants: nothing waits inside a turn; one wait per core; what found no room in a mailbox goes first next time.
+//! The one loop of a core: socket, disks, mailboxes and clock around `Core`. Scope: one per core thread.
+//! Invariants: nothing waits inside a turn; one wait per core; what found no room in a mailbox goes first next time; a core
+//! with logs ends only when they are closed, or had their time.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +17,7 @@ use felix_wire::id::CoreId;
 
 use super::core::{Core, CoreParts, Datagram, Mail};
 use super::counters::CoreCounters;
+use super::disks::{CoreStorage, Disks};
 use crate::snapshot::{CoreLimits, FromCore, ToCore};
 
 /// Bytes received before the machines run.
@@ -23,6 +26,8 @@ const RECV_BYTES: usize = 1 << 20;
 const MAIL_BATCH: usize = 1_024;
 /// Trains in one send batch.
 const TRANSMITS: usize = 64;
+/// How long logs may take to write down what has to be when the core ends.
+const CLOSE_MAX: Duration = Duration::from_secs(10);
 /// Registered memory of an executor that does no disk work.
 const IO_MEMORY_BYTES: usize = 1 << 20;
 /// With messages that found no room, the mailbox is tried again this often.
@@ -47,6 +52,8 @@ pub struct CoreArgs {
     pub counters: CounterWriter,
     /// Random per process.
     pub boot: u64,
+    /// Where its logs are, if it is to have any.
+    pub storage: Option<CoreStorage>,
 }
 
 /// Why a core did not start.
@@ -69,7 +76,7 @@ pub fn run_core(args: CoreArgs) -> Result<CoreJoin<()>, CoreStart> {
         cpu: args.cpu,
         spin: args.spin,
         name: "felix-core".to_owned(),
-        io_memory_bytes: IO_MEMORY_BYTES,
+        io_memory_bytes: args.storage.as_ref().map_or(IO_MEMORY_BYTES, CoreStorage::io_memory_bytes),
         pinned_bytes: DEFAULT_PINNED_BYTES,
         clock: args.clock,
         waker: args.waker,
@@ -87,13 +94,27 @@ pub fn run_core(args: CoreArgs) -> Result<CoreJoin<()>, CoreStart> {
         mailboxes: args.mailboxes,
         from_admin: args.from_admin,
         to_admin: args.to_admin,
-        unsent: None,
+        unsent: VecDeque::new(),
     };
     let core = args.core;
+    let storage = args.storage;
     Ok(spawn_core(spec, args.socket, move |io| async move {
         let mut links = links;
+        let mut io = io;
+        let mut disks = None;
+        if let Some(storage) = storage {
+            match Disks::open(storage, core, &mut io).await {
+                Ok((open, recovered)) => {
+                    disks = Some(open);
+                    if let Some(recovered) = recovered {
+                        links.tell(FromCore::Recovered(recovered));
+                    }
+                }
+                Err(why) => links.tell(FromCore::StoreFailed { core, why }),
+            }
+        }
         links.tell(FromCore::Ready { core, addr });
-        run(Core::new(parts), io, links).await;
+        run(Core::new(parts), io, links, disks).await;
     })?)
 }
 
@@ -102,19 +123,34 @@ struct Links {
     mailboxes: Mailboxes<Mail>,
     from_admin: CoreReceiver<ToCore>,
     to_admin: LaneSender<FromCore>,
-    unsent: Option<FromCore>,
+    unsent: VecDeque<FromCore>,
 }
 
 impl Links {
     fn tell(&mut self, message: FromCore) {
-        if let Err(LaneError::Full(message)) = self.to_admin.try_send(message) {
-            self.unsent = Some(message);
+        self.unsent.push_back(message);
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        while let Some(message) = self.unsent.pop_front() {
+            if let Err(LaneError::Full(message)) = self.to_admin.try_send(message) {
+                self.unsent.push_front(message);
+                return;
+            }
         }
     }
 
     /// Takes what other threads sent. False when the core is to end.
-    fn receive(&mut self, core: &mut Core, now: Tick) -> bool {
+    fn receive(&mut self, core: &mut Core, disks: &mut Option<Disks>, now: Tick) -> bool {
         while let Some(message) = self.from_admin.try_recv() {
+            if let (ToCore::Volumes(volumes), Some(disks)) = (&message, disks.as_ref()) {
+                if let Err(why) = disks.open_store(core, volumes, now) {
+                    let failed = FromCore::StoreFailed { core: disks.core, why: why.to_owned() };
+                    self.tell(failed);
+                }
+                continue;
+            }
             if !core.handle_admin(now, message) {
                 return false;
             }
@@ -137,17 +173,15 @@ impl Links {
             }
         }
         self.mailboxes.flush();
-        if let Some(message) = self.unsent.take() {
-            self.tell(message);
-        }
-        while self.unsent.is_none() {
+        self.flush();
+        while self.unsent.is_empty() {
             let Some(message) = core.poll_admin() else { break };
             self.tell(message);
         }
     }
 }
 
-async fn run(mut core: Core, mut io: CoreIo, mut links: Links) {
+async fn run(mut core: Core, mut io: CoreIo, mut links: Links, mut disks: Option<Disks>) {
     let mut batch = Transmits::new(TRANSMITS);
     loop {
         let now = io.now();
@@ -156,25 +190,53 @@ async fn run(mut core: Core, mut io: CoreIo, mut links: Links) {
             core.handle_datagram(now, Datagram { remote, local_ip, ecn, data });
         });
         let drained = received.as_ref().map_or(true, |r| r.drained);
-        let goes_on = links.receive(&mut core, now);
-        let unix_s = io.clock().unix_micros() / 1_000_000;
-        let more = core.turn(now, unix_s);
+        let goes_on = links.receive(&mut core, &mut disks, now);
+        let more = turn(&mut core, &mut io, &mut disks);
         let sent_all = transmit(&mut core, &mut io, &mut batch);
         links.send(&mut core);
         if !goes_on {
             transmit(&mut core, &mut io, &mut batch);
-            return;
+            return close(core, io, disks).await;
         }
         if more || !drained {
             io.yield_if_needed().await;
             continue;
         }
         let mut until = core.next_timeout();
-        if core.has_mail() || links.unsent.is_some() || !sent_all {
+        if core.has_mail() || !links.unsent.is_empty() || !sent_all {
             let retry = io.now() + MAIL_RETRY;
             until = Some(until.map_or(retry, |at| at.min(retry)));
         }
         io.wait(until).await;
+    }
+}
+
+/// One turn of the core with what the disks have answered, and what it asks of them. True when there is more to do.
+fn turn(core: &mut Core, io: &mut CoreIo, disks: &mut Option<Disks>) -> bool {
+    let now = io.now();
+    let answered = disks.as_mut().is_some_and(|disks| disks.answers(core, now));
+    let more = core.turn(now, io.clock().unix_micros() / 1_000);
+    let asked = disks.as_mut().is_some_and(|disks| disks.ask(core, io));
+    more || answered && asked
+}
+
+/// The logs are closed, then the files.
+async fn close(mut core: Core, mut io: CoreIo, mut disks: Option<Disks>) {
+    core.close_store();
+    let until = io.now() + CLOSE_MAX;
+    while !core.is_store_closed() && io.now() < until {
+        turn(&mut core, &mut io, &mut disks);
+        if core.is_store_closed() {
+            break;
+        }
+        let timeout = core.next_timeout().map_or(until, |at| at.min(until));
+        io.wait(Some(timeout)).await;
+    }
+    if !core.is_store_closed() {
+        tracing::error!("the logs were not closed in time; the next start looks at what is there");
+    }
+    if let Some(disks) = disks {
+        disks.close().await;
     }
 }
 

@@ -9,6 +9,7 @@ use felix_runtime::clock::Tick;
 use felix_runtime::quic::{ConnKey, StreamId, WriteState};
 use felix_wire::client::{
     CursorErrorReason, EventStreamHello, Message, ShardMoved, StreamDeleted, SubscribeCursorError, Subscribed,
+    SubscriptionLagged,
 };
 use felix_wire::id::{CoreId, Generation, Offset, SubscriptionId};
 
@@ -17,10 +18,10 @@ use super::counters::Counter;
 use super::tenants::{TenantCount, TenantSlot};
 use crate::projection::stream::feed::{Feed, PULL_BYTES};
 use crate::projection::stream::frame::{Frame, FrameLimits};
-use crate::projection::stream::subscription::{QueueLimits, Subscription};
+use crate::projection::stream::subscription::{PageLimits, QueueLimits, Subscription, SubscriptionKind};
 use crate::session::SubscribeAction;
 use crate::session::refusal::Refusal;
-use crate::shard::mail::{Ending, Reader, ShardInput, ShardOutput, SubToken, ToShard};
+use crate::shard::mail::{Ending, PageLoss, Reader, ShardInput, ShardOutput, SubToken, ToShard};
 use crate::shard::ring::Page;
 use crate::snapshot::{Owner, ShardId, SlowSubscriber};
 
@@ -42,8 +43,11 @@ pub struct Sub {
     identity: usize,
     tenant: TenantSlot,
     offsets: bool,
+    skips: bool,
     reads_moved: bool,
     reads_deleted: bool,
+    reads_lagged: bool,
+    reads_codes: bool,
     queue: QueueLimits,
     asked_frames: bool,
     answer_on: StreamId,
@@ -86,8 +90,11 @@ impl Core {
             identity: ask.identity,
             tenant: session.tenant_slot(ask.identity),
             offsets: ask.offsets,
+            skips: ask.skips,
             reads_moved: ask.reads_moved,
             reads_deleted: ask.reads_deleted,
+            reads_lagged: ask.reads_lagged,
+            reads_codes: ask.reads_codes,
             queue,
             asked_frames: ask.queue_frames.is_some(),
             answer_on: ask.stream,
@@ -119,7 +126,10 @@ impl Core {
         what: ShardOutput,
     ) {
         match what {
-            ShardOutput::Subscribed { token, start, end } => self.confirm(now, token, start, end),
+            ShardOutput::Subscribed { token, start, end, logged } => {
+                self.confirm(now, token, (start, end), logged);
+            }
+            ShardOutput::PageLost { token, why } => self.page_lost(now, token, why),
             ShardOutput::SubscribeRefused { token, too_old, requested, available } => {
                 let reason = if too_old { CursorErrorReason::TooOld } else { CursorErrorReason::InFuture };
                 let answer = SubscribeCursorError { reason, requested, available };
@@ -136,7 +146,11 @@ impl Core {
                 self.catch_up_page(now, token, &page)
             }
             ShardOutput::Ended { why, rest } => self.end_feed(now, shard, generation, (why, &rest)),
-            ShardOutput::Published { .. } | ShardOutput::Bounced { .. } | ShardOutput::Room => {}
+            ShardOutput::Published { .. }
+            | ShardOutput::Bounced { .. }
+            | ShardOutput::Refused { .. }
+            | ShardOutput::Unknown { .. }
+            | ShardOutput::Room => {}
         }
     }
 
@@ -196,12 +210,11 @@ impl Core {
         self.subs.get_mut((token.0 & 0xf_ffff) as usize).filter(|s| s.token == token)
     }
 
-    fn frame_limits(&self, live: bool) -> FrameLimits {
+    fn frame_limits(&self) -> PageLimits {
         let l = &self.limits;
-        if live {
-            FrameLimits { records_max: l.live_frame_records, bytes_max: l.live_frame_bytes }
-        } else {
-            FrameLimits { records_max: l.history_frame_records, bytes_max: l.history_frame_bytes }
+        PageLimits {
+            live: FrameLimits { records_max: l.live_frame_records, bytes_max: l.live_frame_bytes },
+            history: FrameLimits { records_max: l.history_frame_records, bytes_max: l.history_frame_bytes },
         }
     }
 
@@ -220,12 +233,13 @@ impl Core {
         Some(sub)
     }
 
-    fn confirm(&mut self, now: Tick, token: SubToken, start: Offset, end: Offset) {
+    fn confirm(&mut self, now: Tick, token: SubToken, (start, end): (Offset, Offset), logged: bool) {
         let boot = self.boot;
         let policy = self.limits.slow_subscriber;
         let Some(sub) = self.sub_mut(token) else { return };
         let (conn, answer_on, shard, offsets) = (sub.conn, sub.answer_on, sub.shard, sub.offsets);
         let (queue, generation) = (sub.queue, sub.generation);
+        let kind = SubscriptionKind { limits: queue, policy, logged, offsets, skips: sub.skips };
         let queue_capacity = sub.asked_frames.then(|| u32::try_from(queue.frames_max).unwrap_or(u32::MAX));
         let Some(stream) = self.quic.open_uni(conn) else {
             let refusal = Refusal::limit("the client allows no more event streams");
@@ -237,12 +251,13 @@ impl Core {
             start_offset: offsets.then_some(start),
             live_offset: offsets.then_some(end),
             queue_capacity,
-            boot: offsets.then_some(boot ^ (shard.stream.0 << 32) ^ generation.0),
+            // Offsets of a log are good for ever.
+            boot: (offsets && !logged).then_some(boot ^ (shard.stream.0 << 32) ^ generation.0),
         };
         self.with_session(now, conn, |s, cx| s.answer(answer_on, &Message::Subscribed(answer), cx));
         let mut hello = BytesMut::new();
         Message::EventStreamHello(EventStreamHello { subscription_id: id }).encode_frame(&mut hello);
-        let cursor = Subscription::new(start, end, queue, policy, offsets, hello.freeze());
+        let cursor = Subscription::new(start, end, kind, hello.freeze());
         if let Some(sub) = self.sub_mut(token) {
             sub.live = Some(LiveSub { id, stream, cursor });
         }
@@ -267,7 +282,7 @@ impl Core {
     }
 
     fn live_page(&mut self, now: Tick, shard: ShardId, generation: Generation, page: &Page) {
-        let limits = self.frame_limits(true);
+        let limits = self.frame_limits().live;
         let key = (shard, generation);
         let Some(mut feed) = self.feeds.remove(&key) else { return };
         let subscribers = std::mem::take(&mut feed.subscribers);
@@ -289,7 +304,7 @@ impl Core {
     }
 
     fn catch_up_page(&mut self, now: Tick, token: SubToken, page: &Page) {
-        let limits = self.frame_limits(false);
+        let limits = self.frame_limits();
         let Some(sub) = self.sub_mut(token) else { return };
         let key = (sub.shard, sub.generation);
         let Some(feed) = self.feeds.get(&key) else { return };
@@ -300,6 +315,27 @@ impl Core {
         }
         self.active.push_back(token);
         self.pull(now, key);
+    }
+
+    /// What a subscription wanted to read is not there: it is told, and ends if it can be told how to go on.
+    fn page_lost(&mut self, now: Tick, token: SubToken, why: PageLoss) {
+        let Some(sub) = self.sub_mut(token) else { return };
+        let lagged = sub.reads_lagged && sub.offsets;
+        let codes = sub.reads_codes;
+        let Some(live) = &mut sub.live else { return };
+        let (subscription_id, resume_from) = (live.id, live.cursor.next());
+        match why {
+            PageLoss::TooOld(_) if lagged => {
+                let last = SubscriptionLagged { subscription_id, resume_from };
+                live.cursor.end(encode(&Message::SubscriptionLagged(last)), true);
+            }
+            PageLoss::TooOld(oldest) => live.cursor.lose_until(oldest),
+            PageLoss::Damaged => {
+                live.cursor.end(encode(&Refusal::unreadable().to_message(codes)), true);
+            }
+        }
+        self.active.push_back(token);
+        self.pump_subscription(now, token);
     }
 
     /// Sends the feed's pull when one is due.
@@ -399,14 +435,13 @@ impl Core {
     fn end_feed(&mut self, now: Tick, shard: ShardId, generation: Generation, (why, rest): (Ending, &Page)) {
         let Some(mut feed) = self.feeds.remove(&(shard, generation)) else { return };
         let subscribers = std::mem::take(&mut feed.subscribers);
-        let limits = self.frame_limits(true);
-        let history = self.frame_limits(false);
+        let limits = self.frame_limits();
         for token in &subscribers {
             if let Some(live) = self.sub_mut(*token).and_then(|s| s.live.as_mut()) {
-                live.cursor.take_rest(rest, history);
+                live.cursor.take_rest(rest, limits);
             }
         }
-        feed.take_rest(rest, limits, |frame| self.offer(&subscribers, &frame));
+        feed.take_rest(rest, limits.live, |frame| self.offer(&subscribers, &frame));
         let next_generation = match self.routes.owner(shard) {
             Some(Owner::Here { generation, .. } | Owner::Node { generation, .. }) => *generation,
             Some(Owner::Nobody { .. }) | None => generation,
@@ -414,8 +449,11 @@ impl Core {
         for token in subscribers {
             let Some(sub) = self.sub_mut(token) else { continue };
             let last = match why {
-                // In memory a new generation counts from 0 again, and all of it is new to the client.
-                Ending::Moved => sub.moved_frame(Offset(0), next_generation),
+                Ending::Moved => {
+                    let next = sub.live.as_ref().filter(|l| l.cursor.is_logged()).map(|l| l.cursor.next());
+                    // In memory a new generation counts from 0 again, and all of it is new to the client.
+                    sub.moved_frame(next.unwrap_or(Offset(0)), next_generation)
+                }
                 Ending::Deleted => sub.deleted_frame(),
             };
             match sub.live.as_mut() {

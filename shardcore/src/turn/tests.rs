@@ -101,7 +101,7 @@ impl Node {
                 },
                 incarnation: Incarnation(1),
                 mapping: KeyMapping::Modulo,
-                durable: false,
+                log: None,
                 owners: vec![owner.clone()],
             })
         });

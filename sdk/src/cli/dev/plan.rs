@@ -28,9 +28,16 @@ const OWN_SETTINGS: [&str; 11] = [
     "node_token_file",
 ];
 /// Broker settings in which development differs from the broker's own defaults: a stream is usable at once after it
-/// was made, nothing is dropped for a slow reader, and Ctrl-C ends soon.
-const DEV_SETTINGS: [(&str, &str); 3] =
-    [("controlplane_sync_interval_ms", "200"), ("sub_queue_policy", "block"), (DRAIN_SETTING, "5000")];
+/// was made, nothing is dropped for a slow reader, Ctrl-C ends soon, acknowledged means durable, and files are small.
+const DEV_SETTINGS: [(&str, &str); 7] = [
+    ("controlplane_sync_interval_ms", "200"),
+    ("sub_queue_policy", "block"),
+    (DRAIN_SETTING, "5000"),
+    ("fsync", "on_commit"),
+    ("segment_bytes", "32MiB"),
+    ("commit_slot_bytes", "4MiB"),
+    ("disk_low", "256MiB"),
+];
 const DRAIN_SETTING: &str = "shutdown_drain_timeout_ms";
 const PREDRAIN_SETTING: &str = "shutdown_predrain_ms";
 

@@ -173,6 +173,9 @@ impl Catalog {
             }
         };
         self.changed |= taken.changed;
+        // Only the ends of streams matter to anybody.
+        drop((self.tenants.take_ended(), self.namespaces.take_ended(), self.caches.take_ended()));
+        drop(self.assignments.take_ended());
         let gap = match kind {
             _ if taken.more => Duration::ZERO,
             Kind::Assignments => EMPTY_POLL_GAP,
@@ -212,6 +215,11 @@ impl Catalog {
     /// Streams in the order of their names.
     pub fn streams(&self) -> impl Iterator<Item = &Stream> {
         self.streams.items()
+    }
+
+    /// Streams that were deleted, or live on under a later incarnation, since the last call.
+    pub fn take_ended_streams(&mut self) -> Vec<Stream> {
+        self.streams.take_ended()
     }
 
     /// The assignment of one shard of a stream.

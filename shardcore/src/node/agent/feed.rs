@@ -72,6 +72,8 @@ pub struct Feed<T: FeedItem> {
     since: Option<u64>,
     /// The highest sequence ever held: what a snapshot must exceed to remove.
     highest: u64,
+    /// Items whose end the feed told, by a deletion or a later life; not those that a snapshot left out.
+    ended: Vec<T>,
     /// A snapshot from below `highest` was merged: some items may be gone there.
     unconfirmed: bool,
     synced: bool,
@@ -79,7 +81,14 @@ pub struct Feed<T: FeedItem> {
 
 impl<T: FeedItem> Default for Feed<T> {
     fn default() -> Feed<T> {
-        Feed { items: BTreeMap::new(), since: None, highest: 0, unconfirmed: false, synced: false }
+        Feed {
+            items: BTreeMap::new(),
+            since: None,
+            highest: 0,
+            ended: Vec::new(),
+            unconfirmed: false,
+            synced: false,
+        }
     }
 }
 
@@ -102,6 +111,11 @@ impl<T: FeedItem> Feed<T> {
     /// All items in key order.
     pub fn items(&self) -> impl Iterator<Item = &T> {
         self.items.values()
+    }
+
+    /// The items whose end was told since the last call.
+    pub fn take_ended(&mut self) -> Vec<T> {
+        std::mem::take(&mut self.ended)
     }
 
     /// Takes a snapshot. Below or at the highest sequence ever held it only adds: the control plane was reset, or an
@@ -167,7 +181,10 @@ impl<T: FeedItem> Feed<T> {
                     .items
                     .get(&edit.key)
                     .is_some_and(|held| edit.version != 0 && held.version() > edit.version);
-                !newer_held && self.items.remove(&edit.key).is_some()
+                let gone = if newer_held { None } else { self.items.remove(&edit.key) };
+                let removed = gone.is_some();
+                self.ended.extend(gone);
+                removed
             }
         }
     }
@@ -178,7 +195,9 @@ impl<T: FeedItem> Feed<T> {
             Some(held) if item.version() < held.version() => false,
             Some(held) if item.version() == held.version() && (!T::EQUAL_REPLACES || *held == item) => false,
             _ => {
-                self.items.insert(key, item);
+                let version = item.version();
+                let before = self.items.insert(key, item);
+                self.ended.extend(before.filter(|before| before.version() < version));
                 true
             }
         }

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use felix_logstore::retention::Retention;
 use felix_wire::control::{Assignment, AssignmentState, KeyRouting, Stream, StreamKey};
 use felix_wire::id::{Generation, Incarnation, NodeId, ShardIndex};
 use felix_wire::routing::KeyMapping;
@@ -14,7 +15,8 @@ use felix_wire::routing::KeyMapping;
 use super::catalog::Catalog;
 use super::cores::{CorePlan, Led};
 use super::feed::FeedItem;
-use crate::snapshot::{Owner, Routes, ShardId, StreamName, StreamRoute, StreamUid};
+use crate::node::storage::LogBook;
+use crate::snapshot::{Owner, Routes, ShardId, StreamName, StreamRoute, StreamUid, log_key};
 
 /// Widest stream that is served; wider ones are a mistake of the control plane and get no route.
 const SHARDS_MAX: u32 = 65_536;
@@ -50,7 +52,7 @@ impl RouteMaker {
     }
 
     /// A snapshot of what the catalog holds now. Parts that did not change are shared with the one before.
-    pub fn make(&mut self, catalog: &Catalog) -> Routes {
+    pub fn make(&mut self, catalog: &Catalog, logs: &LogBook) -> Routes {
         let streams: Vec<&Stream> =
             catalog.streams().filter(|s| (1..=SHARDS_MAX).contains(&s.shards)).collect();
         self.follow_lives(&streams);
@@ -58,7 +60,7 @@ impl RouteMaker {
         let mut routes = Vec::with_capacity(streams.len());
         for stream in streams {
             let Some(life) = self.lives.get(&stream.key()) else { continue };
-            let route = self.route(catalog, stream, life);
+            let route = self.route((catalog, logs), stream, life);
             routes.push((stream.key(), route));
         }
         let mut shared = Vec::with_capacity(routes.len());
@@ -108,26 +110,31 @@ impl RouteMaker {
         self.plan.lead(&led);
     }
 
-    fn route(&self, catalog: &Catalog, stream: &Stream, life: &Life) -> StreamRoute {
+    fn route(&self, (catalog, logs): (&Catalog, &LogBook), stream: &Stream, life: &Life) -> StreamRoute {
+        let incarnation = Incarnation(stream.incarnation);
         let owners = (0..stream.shards)
             .map(|shard| {
                 let id = ShardId { stream: life.uid, shard: ShardIndex(shard) };
-                // Without a log the promise of a durable stream cannot be kept: it is not served at all.
-                if stream.durable {
+                // A durable stream whose log cannot be had is not served at all: an ack would promise what is not kept.
+                if stream.durable && !logs.serves(log_key(&life.name, incarnation, id.shard)) {
                     return Owner::Nobody { reason: "not_ready" };
                 }
                 self.owner(catalog, current(catalog, stream, shard), id)
             })
             .collect();
+        let retention = Retention {
+            bytes: stream.retention.max_size_bytes,
+            age_ms: stream.retention.max_age_seconds.map(|seconds| seconds.saturating_mul(1_000)),
+        };
         StreamRoute {
             uid: life.uid,
             name: life.name.clone(),
-            incarnation: Incarnation(stream.incarnation),
+            incarnation,
             mapping: match stream.routing {
                 Some(KeyRouting::JumpHash) => KeyMapping::JumpHash,
                 Some(KeyRouting::Modulo) | None => KeyMapping::Modulo,
             },
-            durable: stream.durable,
+            log: stream.durable.then_some(retention),
             owners,
         }
     }

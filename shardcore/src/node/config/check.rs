@@ -19,6 +19,14 @@ const ANNOUNCED_PAYLOAD_MIN: u64 = 4_096;
 const SYNC_INTERVAL_MS_MIN: u64 = 50;
 /// Every label costs each core a row that is copied once a second.
 const TENANT_METRICS_MAX: u64 = 10_000;
+/// Drives one broker can have.
+const VOLUMES_MAX: usize = 64;
+/// Sizes of the largest segment of a log: a batch of 16 MiB must fit.
+const SEGMENT_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=256 << 20;
+/// Sizes of a commit slot.
+const SLOT_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 30;
+/// Two of the largest batches, to what a core can use.
+const LOG_MEMORY: std::ops::RangeInclusive<u64> = 32 << 20..=4 << 30;
 /// Longest time any setting may name, in milliseconds: one day.
 const TIME_MS_MAX: u64 = 86_400_000;
 
@@ -32,6 +40,7 @@ impl Settings {
         self.check_frames(&mut problems);
         self.check_transport(&mut problems);
         self.check_counts(&mut problems);
+        self.check_storage(&mut problems);
         self.check_tls(&mut problems);
         self.check_node(&mut problems);
         if problems.is_empty() { Ok(()) } else { Err(ConfigError::Refused(problems)) }
@@ -129,6 +138,42 @@ impl Settings {
                 self.keepalive_ms, self.max_idle_timeout_ms
             ),
         );
+    }
+
+    fn check_storage(&self, problems: &mut Vec<String>) {
+        let mut refuse = |wrong: bool, text: String| {
+            if wrong {
+                problems.push(text)
+            }
+        };
+        let dirs = self.storage_dirs();
+        refuse(
+            dirs.iter().any(|dir| dir.as_os_str().is_empty()),
+            "storage_dir has an empty folder in it".to_owned(),
+        );
+        refuse(dirs.len() > VOLUMES_MAX, format!("storage_dir has {} folders; at most {VOLUMES_MAX}", dirs.len()));
+        let twice = (0..dirs.len()).any(|at| dirs[..at].contains(&dirs[at]));
+        refuse(twice, "storage_dir names a folder twice".to_owned());
+        for (name, value, range) in [
+            ("segment_bytes", self.segment_bytes, SEGMENT_BYTES),
+            ("commit_slot_bytes", self.commit_slot_bytes, SLOT_BYTES),
+            ("log_memory", self.log_memory, LOG_MEMORY),
+        ] {
+            refuse(
+                !range.contains(&value.0),
+                format!("{name} is {value}; it can be {} to {}", Size(*range.start()), Size(*range.end())),
+            );
+        }
+        refuse(
+            !self.commit_slot_bytes.0.is_multiple_of(4_096) || !self.segment_bytes.0.is_multiple_of(4_096),
+            "commit_slot_bytes and segment_bytes are whole blocks of 4KiB".to_owned(),
+        );
+        for (name, ms) in
+            [("fsync_interval_ms", self.fsync_interval_ms), ("retention_check_ms", self.retention_check_ms)]
+        {
+            refuse(!(1..=TIME_MS_MAX).contains(&ms), format!("{name} is {ms}; it can be 1 to {TIME_MS_MAX}"));
+        }
+        refuse(self.disk_low.0 == 0, "disk_low is 0: a full drive would be met in the middle of a write".to_owned());
     }
 
     fn check_counts(&self, problems: &mut Vec<String>) {

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::values::{CoreList, Kind, LogFormat, QueuePolicy, SettingType, Size};
+use super::values::{CoreList, FsyncMode, Kind, LogFormat, QueuePolicy, SettingType, Size};
 
 /// One row of the table.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +75,26 @@ settings! {
     shed: bool = false, "FELIX_SHED";
     /// Folder for the broker's data.
     data_dir: Option<String> = None, "FELIX_DATA_DIR";
+    /// Folders for the logs of durable streams, one per drive, separated by commas; by default `log` in the data folder.
+    storage_dir: Option<String> = None, "FELIX_DURABLE_STORAGE_DIR";
+    /// When a publish to a durable stream is acknowledged: written (`none`, `periodic`) or synced (`on_commit`).
+    fsync: FsyncMode = FsyncMode::Periodic, "FELIX_DURABLE_FSYNC_MODE";
+    /// With `periodic`: from one sync to the next, in milliseconds.
+    fsync_interval_ms: u64 = 250, "FELIX_DURABLE_FSYNC_INTERVAL_MS";
+    /// Largest segment of a log; a log begins with small ones.
+    segment_bytes: Size = Size(256 * MIB), "FELIX_DURABLE_SEGMENT_BYTES";
+    /// Each of the four files that small writes of a core are committed to first.
+    commit_slot_bytes: Size = Size(64 * MIB), "FELIX_COMMIT_SLOT_BYTES";
+    /// Bytes that may be on their way to one drive from one core; then publishes wait.
+    log_memory: Size = Size(64 * MIB), "FELIX_LOG_MEMORY";
+    /// Bytes kept of each shard of a stream that does not say; 0 keeps everything.
+    retention_bytes: Size = Size(0), "FELIX_DURABLE_RETENTION_BYTES";
+    /// Seconds for which a record is kept in a stream that does not say; 0 keeps everything.
+    retention_seconds: u64 = 0, "FELIX_DURABLE_RETENTION_SECONDS";
+    /// How often retention is looked at, in milliseconds.
+    retention_check_ms: u64 = 60_000, "FELIX_DURABLE_RETENTION_CHECK_MS";
+    /// With less free on a drive, writes to its durable streams are refused; with twice as much they go on.
+    disk_low: Size = Size(1_024 * MIB), "FELIX_DISK_LOW";
     /// File to write, once serving, with the addresses in use (JSON, mode 0600, complete or absent).
     ready_file: Option<String> = None, "FELIX_READY_FILE";
 

@@ -7,6 +7,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
+use felix_logstore::id::Fsync;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -50,6 +51,9 @@ impl SettingType for CoreList {
     const KIND: Kind = Kind::Text;
 }
 impl SettingType for QueuePolicy {
+    const KIND: Kind = Kind::Text;
+}
+impl SettingType for FsyncMode {
     const KIND: Kind = Kind::Text;
 }
 impl SettingType for LogFormat {
@@ -175,6 +179,28 @@ impl From<QueuePolicy> for SlowSubscriber {
             QueuePolicy::Block => SlowSubscriber::Block,
             QueuePolicy::DropNew => SlowSubscriber::DropNew,
             QueuePolicy::DropOld => SlowSubscriber::DropOld,
+        }
+    }
+}
+
+/// When a publish to a durable stream is acknowledged (semantics 3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FsyncMode {
+    /// Written; durable when there is another reason to sync.
+    None,
+    /// Written; durable within the interval.
+    Periodic,
+    /// Durable.
+    OnCommit,
+}
+
+impl From<FsyncMode> for Fsync {
+    fn from(mode: FsyncMode) -> Fsync {
+        match mode {
+            FsyncMode::None => Fsync::None,
+            FsyncMode::Periodic => Fsync::Periodic,
+            FsyncMode::OnCommit => Fsync::OnCommit,
         }
     }
 }

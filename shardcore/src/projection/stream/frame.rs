@@ -1,5 +1,6 @@
 //! Event frames, encoded once per core for all its subscribers. Scope: values.
-//! Invariants: a frame holds 1 to the asked number of records, and more bytes than asked only when it is one record.
+//! Invariants: a frame holds 1 to the asked number of records, and more bytes than asked only when it is one record; only
+//! offsets that no record will ever have are told as skipped.
 
 use std::sync::Arc;
 
@@ -59,6 +60,14 @@ impl Frame {
     /// The bytes before the record run.
     pub fn head(&self, offsets: bool) -> Bytes {
         if offsets { self.offset_head.clone() } else { self.plain_head.clone() }
+    }
+
+    /// The same frame behind `skipped` offsets that hold no record.
+    pub fn behind_gap(&self, skipped: u64) -> Frame {
+        let mut buf = BytesMut::with_capacity(64);
+        encode_shared_head(&mut buf, self.count, self.run.encoded_len(), Some(self.base), skipped);
+        let (run, plain_head) = (self.run.clone(), self.plain_head.clone());
+        Frame { base: self.base, count: self.count, run, plain_head, offset_head: buf.freeze() }
     }
 
     /// The part from `offset` on, when only that part is wanted. `offset` lies inside the frame.

@@ -2,7 +2,7 @@
 //! Scope: one per subscription, on the core of its connection. Owns: its queue of shared frames and the bytes on their way.
 //! Invariants: frames leave in offset order, no offset twice; the queue stays within its bound, which one pull (policy
 //! Block) or one page of history (asked for when the queue is empty) may exceed; every record that is skipped is counted
-//! in `dropped`.
+//! in `dropped`, and of a durable stream none is: one that does not keep up reads from the log.
 //! Not here: when the shard is read (`feed`), the QUIC stream (`turn`).
 
 use std::collections::VecDeque;
@@ -20,6 +20,26 @@ use crate::snapshot::SlowSubscriber;
 pub struct QueueLimits {
     pub frames_max: usize,
     pub bytes_max: usize,
+}
+
+/// What a subscription is like.
+#[derive(Clone, Copy, Debug)]
+pub struct SubscriptionKind {
+    pub limits: QueueLimits,
+    pub policy: SlowSubscriber,
+    /// The stream is durable: what does not fit the queue is read from its log later.
+    pub logged: bool,
+    /// The client gets offsets.
+    pub offsets: bool,
+    /// And is told of offsets without records.
+    pub skips: bool,
+}
+
+/// Sizes of frames below and above the end that the shard had when the subscription began.
+#[derive(Clone, Copy, Debug)]
+pub struct PageLimits {
+    pub history: FrameLimits,
+    pub live: FrameLimits,
 }
 
 /// Where it stands against the shard.
@@ -47,12 +67,13 @@ pub struct Subscription {
     next: Offset,
     queue: VecDeque<Arc<Frame>>,
     queue_bytes: usize,
-    limits: QueueLimits,
-    policy: SlowSubscriber,
+    kind: SubscriptionKind,
+    /// End of the shard when it began.
+    live_from: Offset,
+    /// Offsets without records right before the next frame.
+    gap: u64,
     /// DropNew: skipping until half of the queue is free.
     skipping: bool,
-    /// Clients that negotiated positions get offsets.
-    offsets: bool,
     /// Chunks of the frame on its way to the stream.
     staged: VecDeque<Bytes>,
     /// Lowest offset of what has not been staged yet.
@@ -69,24 +90,17 @@ pub struct Subscription {
 impl Subscription {
     /// A subscription whose first record is `start`; live from the beginning when `start` is the shard's `end`. `hello`
     /// goes out before everything else.
-    pub fn new(
-        start: Offset,
-        end: Offset,
-        limits: QueueLimits,
-        policy: SlowSubscriber,
-        offsets: bool,
-        hello: Bytes,
-    ) -> Subscription {
+    pub fn new(start: Offset, end: Offset, kind: SubscriptionKind, hello: Bytes) -> Subscription {
         let phase = if start >= end { Phase::Live } else { Phase::CatchUp { asked: false } };
         Subscription {
             phase,
             next: start,
             queue: VecDeque::new(),
             queue_bytes: 0,
-            limits,
-            policy,
+            kind,
+            live_from: end,
+            gap: 0,
             skipping: false,
-            offsets,
             staged: VecDeque::from([hello]),
             undelivered: start,
             ending: None,
@@ -119,12 +133,22 @@ impl Subscription {
 
     /// Changes the bound of the queue. What is over it already stays until it is written, or dropped as the policy says.
     pub fn set_queue_bytes_max(&mut self, bytes_max: usize) {
-        self.limits.bytes_max = bytes_max;
+        self.kind.limits.bytes_max = bytes_max;
     }
 
     /// The first offset that has not gone to the stream.
     pub fn undelivered(&self) -> Offset {
         self.undelivered
+    }
+
+    /// Whether a log holds what it reads.
+    pub fn is_logged(&self) -> bool {
+        self.kind.logged
+    }
+
+    /// The first offset that is neither on its way nor queued.
+    pub fn next(&self) -> Offset {
+        self.next
     }
 
     /// Bytes queued and on their way.
@@ -144,7 +168,7 @@ impl Subscription {
     }
 
     /// The page asked for. True when it reached `feed_end`: the subscription is live from here on.
-    pub fn take_page(&mut self, page: &Page, feed_end: Offset, limits: FrameLimits) -> bool {
+    pub fn take_page(&mut self, page: &Page, feed_end: Offset, limits: PageLimits) -> bool {
         if self.phase != (Phase::CatchUp { asked: true }) || self.ending.is_some() {
             return false;
         }
@@ -152,34 +176,55 @@ impl Subscription {
             if slot.end() <= self.next {
                 continue; // for another subscription of the core
             }
-            if slot.base > self.next {
-                self.lose(slot.base.0 - self.next.0);
-            }
+            self.pass(slot.base);
             let from = self.next.max(slot.base);
             self.next = slot.end();
+            let limits = if from < self.live_from { limits.history } else { limits.live };
             cut(slot, from, limits, |frame| self.push(frame));
         }
-        if page.next > self.next {
-            self.lose(page.next.0 - self.next.0);
-            self.next = page.next;
-        }
+        self.pass(page.next);
         let live = self.next >= feed_end;
         self.phase = if live { Phase::Live } else { Phase::CatchUp { asked: false } };
         live
     }
 
+    /// Goes on at `offset` when that lies above: in a log nothing was there, from a ring it is lost.
+    fn pass(&mut self, offset: Offset) {
+        let passed = offset.0.saturating_sub(self.next.0);
+        if passed == 0 {
+            return;
+        }
+        self.next = offset;
+        if self.kind.logged {
+            self.gap += passed;
+        } else {
+            self.lose(passed);
+        }
+    }
+
+    /// The page asked for is not to be had; it goes on with what the log still holds, from `oldest` on.
+    pub fn lose_until(&mut self, oldest: Offset) {
+        self.lose(oldest.0.saturating_sub(self.next.0));
+        self.next = self.next.max(oldest);
+        self.undelivered = self.undelivered.max(oldest);
+        self.phase = Phase::CatchUp { asked: false };
+    }
+
     /// What the shard still had when it ended, for one that reads below its feed.
-    pub fn take_rest(&mut self, rest: &Page, limits: FrameLimits) {
+    pub fn take_rest(&mut self, rest: &Page, limits: PageLimits) {
         if let Phase::CatchUp { asked } = &mut self.phase {
             *asked = true;
             self.take_page(rest, rest.next, limits);
         }
     }
 
-    /// A frame of the feed. True when it was queued.
+    /// A frame of the feed. True when there is something to do for the subscription that there was not.
     pub fn offer(&mut self, frame: &Arc<Frame>) -> bool {
         if self.phase != Phase::Live || self.ending.is_some() || frame.end() <= self.next {
             return false;
+        }
+        if self.kind.logged {
+            return self.offer_logged(frame);
         }
         if frame.base > self.next {
             self.lose(frame.base.0 - self.next.0);
@@ -187,10 +232,11 @@ impl Subscription {
         let partial = frame.base < self.next;
         let frame = if partial { Arc::new(frame.from_offset(self.next)) } else { Arc::clone(frame) };
         self.next = frame.end();
-        match self.policy {
+        match self.kind.policy {
             SlowSubscriber::Block => {}
             SlowSubscriber::DropNew => {
-                let keep = if self.skipping { self.limits.frames_max / 2 } else { self.limits.frames_max };
+                let frames_max = self.kind.limits.frames_max;
+                let keep = if self.skipping { frames_max / 2 } else { frames_max };
                 self.skipping = self.is_over(frame.cost(), keep);
                 if self.skipping {
                     self.lose(u64::from(frame.count));
@@ -198,9 +244,23 @@ impl Subscription {
                 }
             }
             SlowSubscriber::DropOld => {
-                while self.is_over(frame.cost(), self.limits.frames_max) && self.drop_oldest() {}
+                while self.is_over(frame.cost(), self.kind.limits.frames_max) && self.drop_oldest() {}
             }
         }
+        self.push(frame);
+        true
+    }
+
+    /// Nothing is dropped: what does not fit, or lies behind something the feed did not see, is read from the log.
+    fn offer_logged(&mut self, frame: &Arc<Frame>) -> bool {
+        let gap = frame.base > self.next;
+        if gap || self.is_over(frame.cost(), self.kind.limits.frames_max) {
+            self.phase = Phase::CatchUp { asked: false };
+            return gap;
+        }
+        let partial = frame.base < self.next;
+        let frame = if partial { Arc::new(frame.from_offset(self.next)) } else { Arc::clone(frame) };
+        self.next = frame.end();
         self.push(frame);
         true
     }
@@ -210,9 +270,11 @@ impl Subscription {
         self.queue.is_empty() && self.staged.iter().all(Bytes::is_empty)
     }
 
-    /// Whether its feed must not read on: policy Block and the queue is full.
+    /// Whether its feed must not read on: policy Block, the queue is full, and no log holds the rest.
     pub fn blocks(&self) -> bool {
-        self.policy == SlowSubscriber::Block && self.is_over(0, self.limits.frames_max)
+        self.kind.policy == SlowSubscriber::Block
+            && !self.kind.logged
+            && self.is_over(0, self.kind.limits.frames_max)
     }
 
     /// Ends it after what is queued (`after_queue`) or after the frame on its way. `last` is the closing frame, may be empty.
@@ -249,7 +311,7 @@ impl Subscription {
             self.delivered.frames += 1;
             self.delivered.records += u64::from(frame.count);
             self.delivered.payload_bytes += frame.payload_bytes() as u64;
-            self.staged.push_back(frame.head(self.offsets));
+            self.staged.push_back(frame.head(self.kind.offsets));
             self.staged.push_back(frame.body());
         } else if let Some(last) = self.ending.as_mut().filter(|_| !self.ended) {
             self.ended = true;
@@ -261,12 +323,15 @@ impl Subscription {
     }
 
     fn push(&mut self, frame: Arc<Frame>) {
+        let gap = std::mem::take(&mut self.gap);
+        let told = gap > 0 && self.kind.offsets && self.kind.skips;
+        let frame = if told { Arc::new(frame.behind_gap(gap)) } else { frame };
         self.queue_bytes += frame.cost();
         self.queue.push_back(frame);
     }
 
     fn is_over(&self, more_bytes: usize, frames_max: usize) -> bool {
-        let bytes_over = self.queue_bytes + more_bytes > self.limits.bytes_max;
+        let bytes_over = self.queue_bytes + more_bytes > self.kind.limits.bytes_max;
         self.queue.len() >= frames_max.max(1) || (bytes_over && !self.queue.is_empty())
     }
 

@@ -10,11 +10,17 @@ use proptest::prelude::*;
 
 use super::feed::Feed;
 use super::frame::{Frame, FrameLimits, cut};
-use super::subscription::{Delivered, QueueLimits, Subscription};
+use super::subscription::{Delivered, PageLimits, QueueLimits, Subscription, SubscriptionKind};
 use crate::shard::ring::{Page, Slot};
 use crate::snapshot::SlowSubscriber;
 
 const LIVE: FrameLimits = FrameLimits { records_max: 64, bytes_max: 256 << 10 };
+const PAGE: PageLimits = PageLimits { history: LIVE, live: LIVE };
+
+/// A subscription of a stream in memory.
+fn kind(limits: QueueLimits, policy: SlowSubscriber) -> SubscriptionKind {
+    SubscriptionKind { limits, policy, logged: false, offsets: true, skips: true }
+}
 
 /// A batch whose records name their offsets.
 fn slot(base: u64, count: u32, len: usize) -> Slot {
@@ -119,7 +125,7 @@ fn a_feed_asks_once_and_ignores_an_answer_it_did_not_ask_for() {
 fn what_went_to_the_stream_is_told_once_in_frames_records_and_bytes() {
     let limits = QueueLimits { frames_max: 4, bytes_max: 600 };
     let hello = Bytes::from_static(b"hello");
-    let mut sub = Subscription::new(Offset(0), Offset(0), limits, SlowSubscriber::DropNew, true, hello);
+    let mut sub = Subscription::new(Offset(0), Offset(0), kind(limits, SlowSubscriber::DropNew), hello);
     for frame in frames_of(&slot(0, 2, 20), 0, LIVE).into_iter().chain(frames_of(&slot(2, 3, 20), 0, LIVE)) {
         assert!(sub.offer(&frame));
     }
@@ -152,7 +158,7 @@ impl World {
         let ring: Vec<Slot> = (0..history).map(|i| slot(i * 3, 3, 20)).collect();
         let end = history * 3;
         let start = start.min(end);
-        let sub = Subscription::new(Offset(start), Offset(end), limits, policy, true, Bytes::new());
+        let sub = Subscription::new(Offset(start), Offset(end), kind(limits, policy), Bytes::new());
         World {
             sub,
             policy,
@@ -200,7 +206,7 @@ impl World {
         let held: Vec<Slot> = self.ring.iter().filter(|s| s.end().0 > from).take(2).cloned().collect();
         let next = held.last().map_or(Offset(self.end), Slot::end);
         self.overdraft = held.iter().map(|s| s.records.encoded_len() + 64 * 3).sum();
-        self.sub.take_page(&Page { slots: held, next }, Offset(self.feed_end), LIVE);
+        self.sub.take_page(&Page { slots: held, next }, Offset(self.feed_end), PAGE);
     }
 
     /// The ring gives up its oldest batch; a Block subscriber's history is held for it by the shard.
@@ -274,7 +280,7 @@ fn offer(sub: &mut Subscription, base: u64) -> bool {
 
 fn live(policy: SlowSubscriber, frames_max: usize) -> Subscription {
     let limits = QueueLimits { frames_max, bytes_max: 1 << 20 };
-    Subscription::new(Offset(0), Offset(0), limits, policy, true, Bytes::new())
+    Subscription::new(Offset(0), Offset(0), kind(limits, policy), Bytes::new())
 }
 
 #[test]
@@ -315,10 +321,10 @@ fn an_ending_comes_after_the_queue_or_after_the_frame_on_its_way() {
 #[test]
 fn history_that_has_gone_altogether_is_counted_as_lost() {
     let limits = QueueLimits { frames_max: 4, bytes_max: 1 << 20 };
-    let mut sub =
-        Subscription::new(Offset(2), Offset(9), limits, SlowSubscriber::DropNew, true, Bytes::new());
+    let kind = kind(limits, SlowSubscriber::DropNew);
+    let mut sub = Subscription::new(Offset(2), Offset(9), kind, Bytes::new());
     assert_eq!(sub.wants_page(), Some(Offset(2)));
-    assert!(sub.take_page(&Page { slots: Vec::new(), next: Offset(9) }, Offset(9), LIVE));
+    assert!(sub.take_page(&Page { slots: Vec::new(), next: Offset(9) }, Offset(9), PAGE));
     assert_eq!(sub.dropped(), 7);
 }
 
@@ -328,12 +334,64 @@ fn the_rest_of_a_moved_shard_is_given_once_whatever_it_holds_for_others() {
     let rest = Page { slots: (0..5).map(|i| slot(i * 3, 3, 20)).collect(), next: Offset(15) };
     for (start, end) in [(0, 9), (4, 9), (9, 15), (15, 15)] {
         let block = SlowSubscriber::Block;
-        let mut sub = Subscription::new(Offset(start), Offset(end), limits, block, true, Bytes::new());
-        sub.take_rest(&rest, LIVE);
+        let mut sub = Subscription::new(Offset(start), Offset(end), kind(limits, block), Bytes::new());
+        sub.take_rest(&rest, PAGE);
         for frame in rest.slots.iter().flat_map(|s| frames_of(s, 0, LIVE)) {
             sub.offer(&frame);
         }
         assert_eq!(read_events(&drain(&mut sub, usize::MAX)), (start..15).collect::<Vec<_>>());
         assert_eq!(sub.dropped(), 0);
     }
+}
+
+/// A subscription of a durable stream with a queue of two frames.
+fn logged(start: u64, end: u64) -> Subscription {
+    let limits = QueueLimits { frames_max: 2, bytes_max: 1 << 20 };
+    let kind = SubscriptionKind { logged: true, ..kind(limits, SlowSubscriber::DropNew) };
+    Subscription::new(Offset(start), Offset(end), kind, Bytes::new())
+}
+
+#[test]
+fn a_durable_subscription_that_does_not_keep_up_reads_the_log_and_loses_nothing() {
+    let mut sub = logged(0, 0);
+    for base in 0..10 {
+        offer(&mut sub, base);
+    }
+    assert_eq!(read_events(&drain(&mut sub, usize::MAX)), [0, 1]);
+    assert_eq!(sub.wants_page(), Some(Offset(2)));
+    assert_eq!(sub.wants_page(), None, "one page at a time");
+    assert!(!sub.take_page(&Page { slots: vec![slot(2, 4, 8)], next: Offset(6) }, Offset(10), PAGE));
+    assert_eq!(read_events(&drain(&mut sub, usize::MAX)), [2, 3, 4, 5]);
+    assert_eq!(sub.wants_page(), Some(Offset(6)));
+    assert!(sub.take_page(&Page { slots: vec![slot(6, 4, 8)], next: Offset(10) }, Offset(10), PAGE));
+    assert_eq!(read_events(&drain(&mut sub, usize::MAX)), [6, 7, 8, 9]);
+    assert!(offer(&mut sub, 10), "it is live again");
+    assert_eq!((sub.dropped(), read_events(&drain(&mut sub, usize::MAX))), (0, vec![10]));
+}
+
+#[test]
+fn a_durable_subscription_reads_in_the_log_what_its_feed_did_not_see() {
+    let mut sub = logged(0, 0);
+    assert!(offer(&mut sub, 5), "it has to be looked at");
+    assert_eq!(sub.wants_page(), Some(Offset(0)));
+    assert!(sub.take_page(&Page { slots: vec![slot(0, 6, 8)], next: Offset(6) }, Offset(6), PAGE));
+    assert_eq!(read_events(&drain(&mut sub, usize::MAX)), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(sub.dropped(), 0);
+}
+
+#[test]
+fn offsets_without_records_are_told_as_skipped_and_not_as_lost() {
+    let mut sub = logged(0, 9);
+    assert_eq!(sub.wants_page(), Some(Offset(0)));
+    let page = Page { slots: vec![slot(0, 1, 8)], next: Offset(9) };
+    assert!(sub.take_page(&page, Offset(9), PAGE));
+    assert!(offer(&mut sub, 9));
+    assert_eq!(sub.dropped(), 0);
+    let events = drain(&mut sub, usize::MAX);
+    let mut reader = FrameReader::new(1 << 20);
+    reader.push(Bytes::from(events));
+    let skips: Vec<u64> = std::iter::from_fn(|| reader.next().ok().flatten())
+        .map(|frame| EventBatch::decode(frame.flags, &frame.payload).expect("an event frame").skipped_before)
+        .collect();
+    assert_eq!(skips, [0, 8]);
 }

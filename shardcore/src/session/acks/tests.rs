@@ -38,7 +38,7 @@ fn outcome(number: u64) -> Outcome {
     if number.is_multiple_of(5) {
         Outcome::Refused(Box::new(Refusal::overloaded(500)))
     } else {
-        Outcome::Written(Offset(number * 10))
+        Outcome::Written { base: Offset(number * 10), logged: false }
     }
 }
 
@@ -103,7 +103,7 @@ fn an_offset_goes_only_to_a_client_that_negotiated_positions_and_the_flag() {
         for form in [AckForm::Binary, AckForm::Json] {
             let mut ring = AckRing::default();
             let slot = ring.open(RequestId(7), form);
-            ring.settle(slot, Outcome::Written(Offset(70)));
+            ring.settle(slot, Outcome::Written { base: Offset(70), logged: false });
             let mut out = BytesMut::new();
             ring.flush(dialect, &mut out);
             assert_eq!(answered(&mut out), [(7, true, told)], "{dialect:?} {form:?}");

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn job(number: u64) -> Job {
-    Job { token: JobToken(number), records: Records::from_payloads([&b"x"[..]]) }
+    Job { token: JobToken(number), records: Records::from_payloads([&b"x"[..]]), producer: None }
 }
 
 fn lane() -> Lane {

@@ -21,6 +21,7 @@ use super::*;
 use crate::node::agent::{Agent, AgentSettings, ControlPlane, Credential};
 use crate::node::links::Links;
 use crate::node::status::NodeStatus;
+use crate::node::storage::LogBook;
 use crate::snapshot::{Keys, Owner, Routes, ToCore};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -138,6 +139,7 @@ struct World {
     plane: Shared,
     agent: Agent,
     links: Links,
+    logs: LogBook,
     core: CoreReceiver<ToCore>,
     status: Arc<NodeStatus>,
     routes: Option<Arc<Routes>>,
@@ -176,7 +178,8 @@ impl World {
         let api = ControlPlane::new(&url, None, credential).unwrap();
         let agent = Agent::new(settings, api, Clock::start(), Arc::clone(&status));
         let (lane, core) = lane_to_core(16, &CoreWaker::new());
-        World { plane, agent, links: Links::new(vec![lane]), core, status, routes: None, keys: None, server }
+        let logs = LogBook::new(Vec::new(), [0; 16]);
+        World { plane, agent, links: Links::new(vec![lane]), logs, core, status, routes: None, keys: None, server }
     }
 
     /// Runs the agent as the admin loop does until `wanted` holds.
@@ -184,13 +187,13 @@ impl World {
         let run = async {
             loop {
                 self.agent.ask();
-                self.agent.tell(&mut self.links);
+                self.agent.tell(&mut self.links, &mut self.logs);
                 self.links.flush();
                 while let Some(message) = self.core.try_recv() {
                     match message {
                         ToCore::Routes(routes) => self.routes = Some(routes),
                         ToCore::Keys(keys) => self.keys = Some(keys),
-                        ToCore::Tls(_) | ToCore::Drain | ToCore::Stop => {}
+                        ToCore::Tls(_) | ToCore::Volumes(_) | ToCore::Log(_) | ToCore::Drain | ToCore::Stop => {}
                     }
                 }
                 if wanted(self) {

@@ -11,18 +11,21 @@ use felix_wire::routing::KeyMapping;
 use super::*;
 use crate::node::agent::catalog::{Answer, Catalog, FeedAnswer};
 use crate::node::agent::routes::RouteMaker;
+use crate::node::storage::LogBook;
 use crate::snapshot::{Owner, Routes, StreamRoute};
 
 struct World {
     catalog: Catalog,
     maker: RouteMaker,
+    logs: LogBook,
     seq: u64,
 }
 
 impl World {
     fn new(cores: u16) -> World {
         let catalog = Catalog::new(Duration::from_secs(2));
-        World { catalog, maker: RouteMaker::new(NodeId::new("me").unwrap(), cores, 0), seq: 0 }
+        let logs = LogBook::new(Vec::new(), [0; 16]);
+        World { catalog, maker: RouteMaker::new(NodeId::new("me").unwrap(), cores, 0), logs, seq: 0 }
     }
 
     /// What the control plane says now, as complete snapshots of a later sequence.
@@ -36,7 +39,7 @@ impl World {
         for answer in answers {
             self.catalog.answered(answer, Tick::ZERO);
         }
-        self.maker.make(&self.catalog)
+        self.maker.make(&self.catalog, &self.logs)
     }
 }
 

@@ -1,0 +1,192 @@
+//! Which core has which log. Scope: per process, on the admin thread.
+//! Owns: the place of every log of this node, from recovery on.
+//! Invariants: a log is given to one core at a time; one is made anew only when recovery found none of its name and
+//! incarnation; a log is deleted only when its stream was deleted by name and incarnation, or lives on under a later one;
+//! a log that recovery refused is left as it is.
+//! Not here: recovery and engines (`turn`), which core leads a shard (`agent::cores`).
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use felix_logstore::id::ShardKey;
+use felix_wire::id::CoreId;
+
+use super::links::Links;
+use crate::snapshot::{LogOrder, RecoveredVolume};
+use crate::store::{LogSource, VolumeStart};
+
+/// Where a log is.
+enum Place {
+    /// Open on a core, or on its way there.
+    At { volume: u16, core: CoreId },
+    /// On its way from one core to another.
+    Leaving { to: CoreId },
+    /// On no core: found by recovery and not asked for yet, or given away.
+    Held { volume: u16, source: LogSource },
+    /// Its files are being removed.
+    Deleting,
+}
+
+/// See the module.
+pub struct LogBook {
+    roots: Vec<PathBuf>,
+    boot: [u8; 16],
+    up: bool,
+    places: BTreeMap<ShardKey, Place>,
+    refused: BTreeMap<ShardKey, String>,
+}
+
+impl LogBook {
+    /// For volumes at `roots`; without any, durable streams are not served.
+    pub fn new(roots: Vec<PathBuf>, boot: [u8; 16]) -> LogBook {
+        let up = roots.is_empty();
+        LogBook { roots, boot, up, places: BTreeMap::new(), refused: BTreeMap::new() }
+    }
+
+    /// Whether it is known what the volumes hold.
+    pub fn is_up(&self) -> bool {
+        self.up
+    }
+
+    /// Whether a log can be opened here.
+    pub fn serves(&self, key: ShardKey) -> bool {
+        !self.roots.is_empty() && !self.refused.contains_key(&key)
+    }
+
+    /// Logs that recovery refused.
+    pub fn refused(&self) -> usize {
+        self.refused.len()
+    }
+
+    /// Logs on this node that no stream of the catalog names.
+    pub fn unclaimed(&self) -> usize {
+        self.places.values().filter(|place| matches!(place, Place::Held { .. })).count()
+    }
+
+    /// Recovery has ended: what every core is to open its engines with, in core order.
+    pub fn recovered(&mut self, volumes: Vec<RecoveredVolume>, cores: u16) -> Vec<Vec<VolumeStart>> {
+        let runs: Vec<_> = volumes.iter().map(|volume| volume.run).collect();
+        for (volume, found) in (0..).zip(volumes) {
+            for (key, why) in found.refused {
+                tracing::error!("{why}; its shard is not served, its files stay as they are");
+                self.refused.insert(key, why);
+            }
+            for state in found.logs {
+                let key = state.key;
+                let place = Place::Held { volume, source: LogSource::Recovered(Box::new(state)) };
+                if self.places.insert(key, place).is_some() {
+                    let why = format!("log {key} is on two volumes");
+                    tracing::error!("{why}; its shard is not served");
+                    self.refused.insert(key, why);
+                }
+            }
+        }
+        self.up = true;
+        let start = |run| VolumeStart { run, boot: self.boot, entropy: rand::random() };
+        (0..cores).map(|_| runs.iter().map(|run| start(*run)).collect()).collect()
+    }
+
+    /// The shard of a log is led by a core.
+    pub fn place(&mut self, key: ShardKey, core: CoreId, links: &mut Links) {
+        if !self.serves(key) {
+            return;
+        }
+        let open = |volume, source| LogOrder::Open { key, volume, source };
+        let (volume, order) = match self.places.remove(&key) {
+            None => (self.volume_for(key), Some(open(self.volume_for(key), LogSource::New))),
+            Some(Place::Held { volume, source }) => (volume, Some(open(volume, source))),
+            Some(Place::At { volume, core: at }) if at == core => (volume, None),
+            Some(Place::At { core: at, .. }) => {
+                links.log(at, LogOrder::Release { key });
+                self.places.insert(key, Place::Leaving { to: core });
+                return;
+            }
+            Some(Place::Leaving { .. }) => {
+                self.places.insert(key, Place::Leaving { to: core });
+                return;
+            }
+            Some(Place::Deleting) => {
+                self.places.insert(key, Place::Deleting);
+                return;
+            }
+        };
+        self.places.insert(key, Place::At { volume, core });
+        if let Some(order) = order {
+            links.log(core, order);
+        }
+    }
+
+    /// A core gave a log away.
+    pub fn released(&mut self, key: ShardKey, volume: u16, source: LogSource, links: &mut Links) {
+        match self.places.remove(&key) {
+            Some(Place::Leaving { to: core }) => {
+                self.places.insert(key, Place::At { volume, core });
+                links.log(core, LogOrder::Open { key, volume, source });
+            }
+            Some(Place::Deleting) => {
+                self.places.insert(key, Place::Deleting);
+                links.log(CoreId(0), LogOrder::Delete { key, volume, source });
+            }
+            _ => {
+                self.places.insert(key, Place::Held { volume, source });
+            }
+        }
+    }
+
+    /// The stream of a log was deleted.
+    pub fn delete(&mut self, key: ShardKey, links: &mut Links) {
+        let (core, volume, source) = match self.places.remove(&key) {
+            Some(Place::Held { volume, source }) => (CoreId(0), volume, source),
+            Some(Place::At { volume, core }) => (core, volume, LogSource::New),
+            Some(Place::Leaving { .. } | Place::Deleting) => {
+                self.places.insert(key, Place::Deleting);
+                return;
+            }
+            None => return,
+        };
+        self.places.insert(key, Place::Deleting);
+        links.log(core, LogOrder::Delete { key, volume, source });
+    }
+
+    /// The files of a log are gone.
+    pub fn deleted(&mut self, key: ShardKey) {
+        self.places.remove(&key);
+    }
+
+    /// The catalog names this life of a stream's shard: logs of earlier lives that nobody has opened can go.
+    pub fn delete_earlier(&mut self, key: ShardKey, links: &mut Links) {
+        let first = ShardKey { incarnation: felix_wire::id::Incarnation(0), ..key };
+        let earlier: Vec<ShardKey> = self
+            .places
+            .range(first..key)
+            .filter(|(_, place)| matches!(place, Place::Held { .. }))
+            .map(|(key, _)| *key)
+            .collect();
+        for key in earlier {
+            self.delete(key, links);
+        }
+    }
+
+    /// New logs are spread over the volumes by their names; where one is made it stays.
+    fn volume_for(&self, key: ShardKey) -> u16 {
+        let volumes = u128::try_from(self.roots.len().max(1)).unwrap_or(1);
+        u16::try_from(key.name % volumes).unwrap_or(0)
+    }
+}
+
+/// The kernel's boot id: another one means that what was not synced is gone.
+pub fn boot_id() -> std::io::Result<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let wrong = || std::io::Error::new(std::io::ErrorKind::InvalidData, "the boot id is not a UUID");
+    u128::from_str_radix(&digits, 16).map(u128::to_be_bytes).map_err(|_| wrong())
+}
+
+/// Makes the directories of the volumes and gives their paths.
+pub fn make_roots(dirs: &[PathBuf]) -> std::io::Result<Vec<PathBuf>> {
+    let make = |dir: &PathBuf| {
+        std::fs::create_dir_all(dir)?;
+        std::fs::canonicalize(dir)
+    };
+    dirs.iter().map(make).collect()
+}

@@ -1,0 +1,159 @@
+//! The half of a shard whose stream is durable: claims in its log, answers from what the log has settled. Sans-io.
+//! Scope: one per durable shard that is served. Owns: what is claimed and not settled.
+//! Invariants: a publish is answered only from the log's own word that it is settled; nothing unsettled is readable; what
+//! was claimed in order is answered in order.
+//! Not here: the ring of what is settled (`ring`), the bytes on their way to the disk (`felix_logstore`).
+
+use std::collections::VecDeque;
+use std::num::NonZeroU32;
+
+use felix_logstore::log::{AppendMeta, ClaimError};
+use felix_logstore::record::{Batch, BatchKind};
+use felix_wire::client::{Records, RecordsBuilder};
+use felix_wire::id::{CoreId, Generation, Offset};
+
+use super::mail::{Job, JobToken, NotWritten};
+use super::ring::{Page, Slot};
+use crate::store::{LogAt, Store};
+
+/// A batch that is claimed and not settled.
+#[derive(Debug)]
+pub struct Claimed {
+    pub to: CoreId,
+    pub token: JobToken,
+    pub base: Offset,
+    pub records: Records,
+}
+
+impl Claimed {
+    /// One past its last offset.
+    pub fn end(&self) -> Offset {
+        Offset(self.base.0 + u64::from(self.records.count()))
+    }
+}
+
+/// What came of a publish.
+#[derive(Debug)]
+pub enum Taken {
+    /// Claimed; it is answered when it is settled.
+    Claimed,
+    /// No room for the moment; the log says when there is.
+    Full(Job),
+    /// The log is not here any more.
+    Gone(Job),
+    Refused(JobToken, NotWritten),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Logged {
+    at: LogAt,
+    /// Offsets that no record will ever have: those between the end found by recovery and the next claim.
+    gap: (Offset, Offset),
+    claimed: VecDeque<Claimed>,
+    claimed_bytes: usize,
+    /// A claim found no room.
+    pub full: bool,
+    stopped: bool,
+}
+
+impl Logged {
+    /// A shard over a log in which nothing is in flight. Gives the offset of its next record too.
+    pub fn open(store: &Store, at: LogAt) -> Option<(Logged, Offset)> {
+        let log = store.log(at).filter(|log| log.is_settled())?;
+        let end = log.settled_end();
+        let next = log.skips_to().unwrap_or(end);
+        let stopped = log.stopped().is_some();
+        let (claimed, claimed_bytes) = (VecDeque::new(), 0);
+        Some((Logged { at, gap: (end, next), claimed, claimed_bytes, full: false, stopped }, next))
+    }
+
+    /// Where its log is.
+    pub fn at(&self) -> LogAt {
+        self.at
+    }
+
+    /// Bytes of what is claimed and not settled.
+    pub fn claimed_bytes(&self) -> usize {
+        self.claimed_bytes
+    }
+
+    /// The first offset that can be read.
+    pub fn start(&self, store: &Store) -> Offset {
+        store.log(self.at).map_or(Offset(0), |log| log.start())
+    }
+
+    /// Where reading goes on when it has come to offsets without records.
+    pub fn behind_gap(&self, from: Offset) -> Option<Offset> {
+        (self.gap.0 <= from && from < self.gap.1).then_some(self.gap.1)
+    }
+
+    /// Claims offsets for a batch and appends it to the log.
+    pub fn publish(
+        &mut self,
+        store: &mut Store,
+        (from, job): (CoreId, Job),
+        (generation, unix_ms): (Generation, u64),
+    ) -> Taken {
+        let token = job.token;
+        if self.stopped {
+            return Taken::Refused(token, NotWritten::Stopped);
+        }
+        let (at, records) = (self.at, &job.records);
+        let (Some(engine), Some(count)) = (store.engine(at), NonZeroU32::new(records.count())) else {
+            return Taken::Gone(job);
+        };
+        let claim = match engine.claim(at.log, BatchKind::Data, count, records.payload_bytes()) {
+            Ok(claim) => claim,
+            Err(ClaimError::NoRoom) => {
+                self.full = true;
+                return Taken::Full(job);
+            }
+            Err(ClaimError::Unknown) => return Taken::Gone(job),
+            Err(ClaimError::NoSpace) => return Taken::Refused(token, NotWritten::NoSpace),
+            Err(ClaimError::Stopped(_)) => return Taken::Refused(token, NotWritten::Stopped),
+            Err(ClaimError::TooLarge) => return Taken::Refused(token, NotWritten::TooLarge),
+        };
+        let base = claim.base();
+        let meta = AppendMeta { generation, timestamp_ms: unix_ms, producer: job.producer };
+        let batch = engine.append(at.log, claim, meta, records.iter().map(|payload| (unix_ms, payload)));
+        assert!(batch.is_some(), "a log that gave a claim is there for its append");
+        let records = job.records;
+        self.claimed_bytes += records.encoded_len();
+        self.claimed.push_back(Claimed { to: from, token, base, records });
+        Taken::Claimed
+    }
+
+    /// The next batch that lies below `end`, which is settled.
+    pub fn pop_settled(&mut self, end: Offset) -> Option<Claimed> {
+        let settled = self.claimed.front().is_some_and(|claimed| claimed.end() <= end);
+        let claimed = settled.then(|| self.claimed.pop_front()).flatten()?;
+        self.claimed_bytes -= claimed.records.encoded_len();
+        Some(claimed)
+    }
+
+    /// The log has failed, or leaves: of what is claimed nobody can say whether it is there.
+    pub fn stop(&mut self) -> impl Iterator<Item = Claimed> + use<> {
+        self.stopped = true;
+        self.claimed_bytes = 0;
+        std::mem::take(&mut self.claimed).into_iter()
+    }
+}
+
+/// The records of batches as a page that ends at `next` or where the last batch does.
+pub fn page_of(batches: &[Batch], from: Offset) -> Page {
+    let mut page = Page { slots: Vec::with_capacity(batches.len()), next: from };
+    for batch in batches {
+        let head = batch.head();
+        page.next = page.next.max(head.end());
+        if head.kind != BatchKind::Data {
+            continue;
+        }
+        let mut run = RecordsBuilder::with_capacity(batch.bytes().len());
+        for record in batch.records() {
+            run.push(&record.payload);
+        }
+        page.slots.push(Slot { base: head.base, records: run.finish() });
+    }
+    page
+}

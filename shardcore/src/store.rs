@@ -1,0 +1,286 @@
+//! The log engines of one core, one per volume. Sans-io: operations out, answers in.
+//! Scope: one per core that has volumes. Owns: the engines, which shard each open log serves, the reads under way.
+//! Invariants: a log is open in one engine only; a log is made only when the admin thread said that it never was; every
+//! operation of an engine is handed out once, in order.
+//! Not here: what a shard does with what is settled (`shard::logged`), carrying out operations (`turn::run`).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use felix_logstore::engine::{Engine, EngineConfig, Event, LogId, ReadId};
+use felix_logstore::id::{Fsync, Run, ShardKey};
+use felix_logstore::log::{Log, LogConfig, LogState};
+use felix_logstore::retention::Retention;
+use felix_runtime::clock::Tick;
+use felix_runtime::file::{BufPool, Done, Op, Token, VolumeId};
+use felix_wire::id::{CoreId, Offset};
+use slab::Slab;
+
+use crate::shard::mail::SubToken;
+use crate::snapshot::ShardId;
+
+/// Tokens of one engine; a process never asks that many operations.
+const TOKENS_PER_VOLUME: u64 = 1 << 56;
+/// Reads one engine does at once: each holds buffers of the core's pool.
+const READS_MAX: usize = 16;
+
+/// What the logs of a core are to be like.
+#[derive(Clone, Debug)]
+pub struct StoreSettings {
+    pub policy: Fsync,
+    /// From one flush to the next under `Fsync::Periodic`.
+    pub flush_every: Duration,
+    pub segment_bytes_first: u64,
+    pub segment_bytes_max: u64,
+    pub slot_bytes: u64,
+    /// Bytes on their way to the disk, per core and volume; at the bound publishes wait.
+    pub memory_bytes_max: usize,
+    /// Writes are refused below the first and go on above the second.
+    pub space_low_bytes: u64,
+    pub space_high_bytes: u64,
+    /// For streams that say nothing.
+    pub retention: Retention,
+    pub retain_every: Duration,
+}
+
+/// One volume as it is when recovery has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct VolumeStart {
+    pub run: Run,
+    /// The kernel's boot id.
+    pub boot: [u8; 16],
+    /// Random; another one for every core and start.
+    pub entropy: u64,
+}
+
+/// Where a log is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LogAt {
+    pub volume: u16,
+    pub log: LogId,
+}
+
+/// Where a log comes from.
+#[derive(Debug)]
+pub enum LogSource {
+    /// It never was on this node.
+    New,
+    Recovered(Box<LogState>),
+    /// Another core gave it away.
+    Moved(Box<Log>),
+}
+
+/// Who asked for a page.
+#[derive(Clone, Copy, Debug)]
+pub struct PageFor {
+    pub shard: ShardId,
+    pub to: CoreId,
+    pub token: SubToken,
+    pub from: Offset,
+}
+
+struct PageWanted {
+    at: LogAt,
+    page: PageFor,
+    until: Offset,
+    bytes_max: usize,
+}
+
+/// See the module.
+pub struct Store {
+    settings: StoreSettings,
+    engines: Vec<Engine>,
+    serving: BTreeMap<LogAt, ShardId>,
+    reads: Slab<PageFor>,
+    /// Reads that wait until others have ended.
+    waiting: VecDeque<PageWanted>,
+    /// Reads were started since `poll`: what is in memory is answered already.
+    asked: bool,
+    closed: usize,
+}
+
+impl Store {
+    /// Engines without logs, one per volume.
+    ///
+    /// # Errors
+    /// Says which bound does not fit the others.
+    pub fn open(
+        settings: StoreSettings,
+        core: CoreId,
+        volumes: &[VolumeStart],
+        pool: &BufPool,
+        now: Tick,
+    ) -> Result<Store, &'static str> {
+        let mut engines = Vec::with_capacity(volumes.len());
+        for (index, volume) in volumes.iter().enumerate() {
+            let number = u16::try_from(index).map_err(|_| "too many volumes")?;
+            let config = EngineConfig {
+                first_token: TOKENS_PER_VOLUME * u64::from(number),
+                slot_bytes: settings.slot_bytes,
+                memory_bytes_max: settings.memory_bytes_max,
+                flush_every: settings.flush_every,
+                space_low_bytes: settings.space_low_bytes,
+                space_high_bytes: settings.space_high_bytes,
+                reads_max: READS_MAX,
+                ..EngineConfig::new(VolumeId(number), core, volume.run, volume.boot, volume.entropy)
+            };
+            engines.push(Engine::new(config, pool.clone(), now)?);
+        }
+        Ok(Store { settings, engines, serving: BTreeMap::new(), reads: Slab::new(), waiting: VecDeque::new(), asked: false, closed: 0 })
+    }
+
+    /// What it was opened with.
+    pub fn settings(&self) -> &StoreSettings {
+        &self.settings
+    }
+
+    /// What a log with this retention is to be like. The open segment is rolled often enough that age is kept to.
+    pub fn log_config(&self, retention: Retention) -> LogConfig {
+        let retention = Retention {
+            bytes: retention.bytes.or(self.settings.retention.bytes),
+            age_ms: retention.age_ms.or(self.settings.retention.age_ms),
+        };
+        LogConfig {
+            policy: self.settings.policy,
+            segment_bytes_first: self.settings.segment_bytes_first,
+            segment_bytes_max: self.settings.segment_bytes_max,
+            roll_after: retention.age_ms.map(|ms| Duration::from_millis((ms / 4).clamp(1_000, 3_600_000))),
+            retention,
+        }
+    }
+
+    /// The log with that key, when it is open here.
+    pub fn find(&self, key: ShardKey) -> Option<LogAt> {
+        self.engines.iter().zip(0..).find_map(|(engine, volume)| {
+            engine.find(key).map(|log| LogAt { volume, log })
+        })
+    }
+
+    /// A log as it stands.
+    pub fn log(&self, at: LogAt) -> Option<&Log> {
+        self.engines.get(usize::from(at.volume))?.log(at.log)
+    }
+
+    /// The engine a log is open in.
+    pub fn engine(&mut self, at: LogAt) -> Option<&mut Engine> {
+        self.engines.get_mut(usize::from(at.volume))
+    }
+
+    /// Takes a log over, or makes it. None when the volume is not there, has no room for more logs, or has the key.
+    pub fn bring(&mut self, volume: u16, key: ShardKey, source: LogSource, config: LogConfig) -> Option<LogAt> {
+        let engine = self.engines.get_mut(usize::from(volume))?;
+        let log = match source {
+            LogSource::New => engine.create(key, config)?,
+            LogSource::Recovered(state) => engine.adopt(Log::from_state(*state, config))?,
+            LogSource::Moved(log) => engine.adopt(*log)?,
+        };
+        Some(LogAt { volume, log })
+    }
+
+    /// The log serves the shard from now on.
+    pub fn serve(&mut self, at: LogAt, shard: ShardId) {
+        self.serving.insert(at, shard);
+    }
+
+    /// It serves nobody; it stays open.
+    pub fn unserve(&mut self, at: LogAt) {
+        self.serving.remove(&at);
+    }
+
+    /// The shard a log serves.
+    pub fn shard_of(&self, at: LogAt) -> Option<ShardId> {
+        self.serving.get(&at).copied()
+    }
+
+    /// Reads a page of what is settled below `until`; an event answers.
+    pub fn read(&mut self, at: LogAt, page: PageFor, until: Offset, bytes_max: usize) {
+        self.waiting.push_back(PageWanted { at, page, until, bytes_max });
+        self.start_reads();
+    }
+
+    fn start_reads(&mut self) {
+        while self.reads.len() < READS_MAX
+            && let Some(PageWanted { at, page, until, bytes_max }) = self.waiting.pop_front()
+        {
+            let read = ReadId(self.reads.insert(page) as u64);
+            if let Some(engine) = self.engines.get_mut(usize::from(at.volume)) {
+                engine.read(read, at.log, page.from, until, bytes_max);
+                self.asked = true;
+            }
+        }
+    }
+
+    /// Who asked for the page that was read.
+    pub fn take_read(&mut self, read: ReadId) -> Option<PageFor> {
+        let page = self.reads.try_remove(usize::try_from(read.0).ok()?)?;
+        self.start_reads();
+        Some(page)
+    }
+
+    /// Lets retention move the starts of all logs that serve a shard.
+    pub fn retain(&mut self, now_ms: u64) {
+        for at in self.serving.keys() {
+            let Some(engine) = self.engines.get_mut(usize::from(at.volume)) else { continue };
+            let Some(end) = engine.log(at.log).map(Log::settled_end) else { continue };
+            engine.retain(at.log, now_ms, end);
+        }
+    }
+
+    /// Does what can be done now.
+    pub fn poll(&mut self, now: Tick) {
+        self.asked = false;
+        for engine in &mut self.engines {
+            engine.poll(now);
+        }
+    }
+
+    /// Whether `poll` is due now.
+    pub fn is_asked(&self) -> bool {
+        self.asked
+    }
+
+    /// The next thing an engine has to tell.
+    pub fn poll_event(&mut self) -> Option<(u16, Event)> {
+        let mut engines = self.engines.iter_mut().zip(0..);
+        let told = engines.find_map(|(engine, volume)| engine.poll_event().map(|event| (volume, event)));
+        if let Some((_, Event::Closed)) = told {
+            self.closed += 1;
+        }
+        told
+    }
+
+    /// The next operation to carry out.
+    pub fn poll_op(&mut self) -> Option<(Token, Op)> {
+        self.engines.iter_mut().find_map(Engine::poll_op)
+    }
+
+    /// Takes an answer; `poll` is due afterwards.
+    pub fn complete(&mut self, now: Tick, done: Done) {
+        let volume = usize::try_from(done.token.0 / TOKENS_PER_VOLUME).unwrap_or(usize::MAX);
+        if let Some(engine) = self.engines.get_mut(volume) {
+            engine.complete(now, done);
+        }
+    }
+
+    /// When `poll` is due if no answer comes.
+    pub fn next_timeout(&self) -> Option<Tick> {
+        self.engines.iter().filter_map(Engine::next_timeout).min()
+    }
+
+    /// Writes down every end and closes everything; `is_closed` follows.
+    pub fn close(&mut self) {
+        for engine in &mut self.engines {
+            engine.close();
+        }
+    }
+
+    /// Whether everything is written and closed.
+    pub fn is_closed(&self) -> bool {
+        self.closed >= self.engines.len()
+    }
+
+    /// The engines, in the order of their volumes, for their figures.
+    pub fn engines(&self) -> impl Iterator<Item = &Engine> {
+        self.engines.iter()
+    }
+}

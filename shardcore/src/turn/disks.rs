@@ -1,0 +1,149 @@
+//! The disks of a core: its volumes, the recovery of them all by the first core, and the way of each operation of its log
+//! engines to a file and back. Scope: one per core thread that has volumes.
+//! Owns: the open files; on the first core also the locks of the volumes, until everything of it is closed.
+//! Invariants: nothing is written before recovery has ended; an operation the disks had no room for goes first next time.
+//! Not here: what is asked (`felix_logstore`), when (`run`).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use felix_logstore::driver::Driver;
+use felix_logstore::recovery::{LOCK_WAIT, Recovery, RecoveryConfig};
+use felix_runtime::clock::Tick;
+use felix_runtime::executor::CoreIo;
+use felix_runtime::file::{BufPool, Disk, Files, FilesSettings, Full, Op, Token, VolumeId};
+use felix_wire::id::CoreId;
+
+use super::core::Core;
+use crate::snapshot::RecoveredVolume;
+use crate::store::{StoreSettings, VolumeStart};
+
+/// Recovery looks again at least this often; its operations wake it earlier.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Where a core's logs are.
+#[derive(Clone, Debug)]
+pub struct CoreStorage {
+    pub settings: StoreSettings,
+    pub files: FilesSettings,
+    /// The volumes, in the same order on every core.
+    pub roots: Vec<PathBuf>,
+    /// The kernel's boot id.
+    pub boot: [u8; 16],
+    /// Random; another one for every core and start.
+    pub entropy: u64,
+}
+
+impl CoreStorage {
+    /// Memory the core's executor needs for it.
+    pub fn io_memory_bytes(&self) -> usize {
+        BufPool::io_memory_bytes(self.files.pool_bytes)
+    }
+}
+
+/// What the first core found, or why the volumes cannot be used.
+pub type RecoveryOutcome = Result<Vec<RecoveredVolume>, String>;
+
+/// See the module.
+pub struct Disks {
+    pub core: CoreId,
+    files: Files,
+    settings: StoreSettings,
+    held: Option<(Token, Op)>,
+}
+
+impl Disks {
+    /// Opens the volumes. The first core recovers them too.
+    ///
+    /// # Errors
+    /// The volume that cannot be used for direct I/O.
+    pub async fn open(
+        storage: CoreStorage,
+        core: CoreId,
+        io: &mut CoreIo,
+    ) -> Result<(Disks, Option<RecoveryOutcome>), String> {
+        let mut files = Files::new(io, storage.files);
+        for root in &storage.roots {
+            let opened = files.open_volume(root).await;
+            opened.map_err(|error| format!("{}: {error}", root.display()))?;
+        }
+        let recovered = match core {
+            CoreId(0) => Some(recover_all(&storage, &mut files, io).await),
+            _ => None,
+        };
+        Ok((Disks { core, files, settings: storage.settings, held: None }, recovered))
+    }
+
+    /// Opens the core's engines over recovered volumes.
+    ///
+    /// # Errors
+    /// As `Core::open_store`.
+    pub fn open_store(&self, core: &mut Core, volumes: &[VolumeStart], now: Tick) -> Result<(), &'static str> {
+        core.open_store(self.settings.clone(), volumes, self.files.pool(), now)
+    }
+
+    /// Hands the core what has been answered. True when there was something.
+    pub fn answers(&mut self, core: &mut Core, now: Tick) -> bool {
+        let mut any = false;
+        while let Some(done) = self.files.poll_done() {
+            core.complete_disk(now, done);
+            any = true;
+        }
+        any
+    }
+
+    /// Starts what the core asks for, as far as there is room. True when it asked.
+    pub fn ask(&mut self, core: &mut Core, io: &mut CoreIo) -> bool {
+        let mut any = false;
+        while let Some((token, op)) = self.held.take().or_else(|| core.poll_disk()) {
+            any = true;
+            if let Err(Full { token, op }) = self.files.submit(token, op) {
+                self.held = Some((token, op));
+                break;
+            }
+        }
+        self.files.tell(io);
+        any
+    }
+
+    /// Waits for what is in flight and closes every file.
+    pub async fn close(self) {
+        self.files.close().await;
+    }
+}
+
+async fn recover_all(storage: &CoreStorage, files: &mut Files, io: &mut CoreIo) -> RecoveryOutcome {
+    let mut volumes = Vec::with_capacity(storage.roots.len());
+    for (index, root) in (0..).zip(&storage.roots) {
+        let began = io.now();
+        let config = RecoveryConfig {
+            volume: VolumeId(index),
+            boot: storage.boot,
+            entropy: storage.entropy.wrapping_add(u64::from(index)),
+            first_token: 0,
+            lock_wait: LOCK_WAIT,
+        };
+        let mut recovery = Recovery::new(config, files.pool().clone());
+        let mut driver = Driver::default();
+        let found = loop {
+            if let Some(result) = driver.recover(files, &mut recovery) {
+                break result.map_err(|error| format!("{}: {error}", root.display()))?;
+            }
+            files.tell(io);
+            io.wait(Some(io.now() + LOOK_AGAIN)).await;
+        };
+        let took = io.now().saturating_since(began);
+        tracing::info!(
+            volume = %root.display(),
+            logs = found.logs.len(),
+            refused = found.refused.len(),
+            torn = found.torn.len(),
+            took_ms = took.as_millis(),
+            "recovered"
+        );
+        let refused = found.refused.iter().map(|refused| (refused.key, refused.to_string())).collect();
+        // `found.lock` stays open with the files of this core.
+        volumes.push(RecoveredVolume { run: found.run, logs: found.logs, refused, torn: found.torn.len() });
+    }
+    Ok(volumes)
+}

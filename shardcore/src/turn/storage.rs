@@ -1,0 +1,289 @@
+//! The logs of a core: which shards they serve, what they settled, what they have to be asked. Scope: functions of a core.
+//! Invariants: a durable shard is served only over its log and only when the admin thread said where that log comes from;
+//! an answer to a publish is made from what the log settled; a log is deleted only on the admin thread's word.
+//! Not here: the engines (`felix_logstore`), carrying out operations (`run`).
+
+use felix_logstore::engine::{Event, LogId, ReadError};
+use felix_logstore::id::ShardKey;
+use felix_logstore::retention::Retention;
+use felix_runtime::clock::Tick;
+use felix_runtime::file::{BufPool, Done, Op, Token};
+use felix_wire::id::{Generation, Offset};
+
+use super::core::Core;
+use super::counters::Counter;
+use crate::shard::logged::page_of;
+use crate::shard::mail::{Ending, FromShard, PageLoss, Reader, ShardOutput};
+use crate::shard::{Shard, ShardCx};
+use crate::snapshot::{FromCore, LogOrder, ShardId};
+use crate::store::{LogAt, LogSource, Store, StoreSettings, VolumeStart};
+
+/// A durable shard of this core as the routes name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub generation: Generation,
+    pub key: ShardKey,
+    pub retention: Retention,
+}
+
+impl Core {
+    /// Gives the core its log engines. To be called once, before the first order about a log.
+    ///
+    /// # Errors
+    /// Says which setting does not fit the others.
+    pub fn open_store(
+        &mut self,
+        settings: StoreSettings,
+        volumes: &[VolumeStart],
+        pool: &BufPool,
+        now: Tick,
+    ) -> Result<(), &'static str> {
+        self.next_retain = now + settings.retain_every;
+        self.store = Some(Store::open(settings, self.id, volumes, pool, now)?);
+        Ok(())
+    }
+
+    /// The next disk operation to carry out.
+    pub fn poll_disk(&mut self) -> Option<(Token, Op)> {
+        self.store.as_mut()?.poll_op()
+    }
+
+    /// An answer of the disk. `turn` is due afterwards.
+    pub fn complete_disk(&mut self, now: Tick, done: Done) {
+        if let Some(store) = &mut self.store {
+            store.complete(now, done);
+        }
+    }
+
+    /// Writes down what has to be and closes all logs. Nothing is served afterwards; `turn` goes on until
+    /// `is_store_closed`.
+    pub fn close_store(&mut self) {
+        if let Some(store) = &mut self.store {
+            store.close();
+        }
+    }
+
+    /// Whether no log is open any more.
+    pub fn is_store_closed(&self) -> bool {
+        self.store.as_ref().is_none_or(Store::is_closed)
+    }
+
+    /// What the admin thread says about a log.
+    pub(super) fn handle_log_order(&mut self, now: Tick, order: LogOrder) {
+        match order {
+            LogOrder::Open { key, volume, source } => {
+                self.granted.insert(key, (volume, source));
+                self.open_wanted(now);
+            }
+            LogOrder::Release { key } => {
+                let granted = self.granted.remove(&key);
+                if let Some(at) = self.stop_serving(now, key, Ending::Moved)
+                    && let Some(engine) = self.store.as_mut().and_then(|store| store.engine(at))
+                {
+                    return engine.release(at.log);
+                }
+                // It was never opened here.
+                if let Some((volume, source)) = granted {
+                    self.tell_admin(FromCore::LogReleased { key, volume, source });
+                }
+            }
+            LogOrder::Delete { key, volume, source } => {
+                let granted = self.granted.remove(&key);
+                self.stop_serving(now, key, Ending::Deleted);
+                let Some(store) = &mut self.store else { return };
+                let source = granted.map_or(source, |(_, source)| source);
+                let config = store.log_config(Retention::default());
+                let open = store.find(key);
+                let source = (!matches!(source, LogSource::New)).then_some(source);
+                let at = open.or_else(|| store.bring(volume, key, source?, config));
+                if let Some(at) = at
+                    && let Some(engine) = store.engine(at)
+                {
+                    engine.delete(at.log);
+                }
+            }
+        }
+    }
+
+    /// The shard over a log ends. Gives the log, if it is open here.
+    fn stop_serving(&mut self, now: Tick, key: ShardKey, why: Ending) -> Option<LogAt> {
+        let at = self.store.as_ref()?.find(key)?;
+        self.close_logged(now, at, why);
+        self.wanted.retain(|(_, wanted)| wanted.key != key);
+        Some(at)
+    }
+
+    /// The durable shards that the routes give to this core; those that are served already stay.
+    pub(super) fn want_logged(&mut self, now: Tick, wanted: Vec<(ShardId, Wanted)>) {
+        for (id, wanted) in &wanted {
+            let Some(at) = self.shards.get(id).and_then(Shard::log) else { continue };
+            let Some(store) = &mut self.store else { continue };
+            let config = store.log_config(wanted.retention);
+            if store.log(at).is_some_and(|log| log.config().retention != config.retention)
+                && let Some(engine) = store.engine(at)
+            {
+                engine.configure(at.log, config);
+            }
+        }
+        self.wanted = wanted.into_iter().filter(|(id, _)| !self.shards.contains_key(id)).collect();
+        self.open_wanted(now);
+    }
+
+    /// Serves the wanted shards whose log is there and has nothing in flight.
+    pub(super) fn open_wanted(&mut self, now: Tick) {
+        if self.wanted.is_empty() {
+            return;
+        }
+        let ring = self.ring_limits();
+        let Some(store) = &mut self.store else { return };
+        let (granted, shards) = (&mut self.granted, &mut self.shards);
+        let mut opened = false;
+        self.wanted.retain(|(id, wanted)| {
+            let config = store.log_config(wanted.retention);
+            let at = store.find(wanted.key).or_else(|| {
+                let (volume, source) = granted.remove(&wanted.key)?;
+                store.bring(volume, wanted.key, source, config)
+            });
+            let Some(at) = at else { return true };
+            let Some(shard) = Shard::open_logged(*id, wanted.generation, ring, store, at) else { return true };
+            store.serve(at, *id);
+            shards.insert(*id, shard);
+            opened = true;
+            false
+        });
+        if opened {
+            self.reroute_lanes(now);
+        }
+    }
+
+    /// Lets the logs do what they can and takes what they tell.
+    pub(super) fn run_store(&mut self, now: Tick) {
+        let Some(store) = &mut self.store else { return };
+        store.poll(now);
+        while let Some((volume, event)) = self.store.as_mut().and_then(Store::poll_event) {
+            self.take_log_event(now, volume, event);
+        }
+        if !self.shard_out.is_empty() {
+            self.route_outputs(now);
+        }
+        self.open_wanted(now);
+    }
+
+    fn take_log_event(&mut self, now: Tick, volume: u16, event: Event) {
+        let at = |log: LogId| LogAt { volume, log };
+        match event {
+            Event::Settled { log, end } => self.log_settled(at(log), end),
+            Event::Room { log } => self.with_logged(at(log), |shard, _| shard.log_has_room()),
+            Event::Stopped { log, reason, unknown_from } => {
+                tracing::error!(%reason, %unknown_from, key = %self.key_of(at(log)), "a log stopped: its stream takes no writes until the broker is started again");
+                self.with_logged(at(log), |shard, cx| shard.log_stopped(cx.out));
+            }
+            Event::Page { read, batches, .. } => {
+                let Some(page_for) = self.store.as_mut().and_then(|store| store.take_read(read)) else { return };
+                let page = page_of(&batches, page_for.from);
+                let what = ShardOutput::Page { reader: Reader::CatchUp(page_for.token), page };
+                self.answer_reader(page_for.shard, page_for.to, what);
+            }
+            Event::ReadFailed { read, error, .. } => self.read_failed(read, &error),
+            Event::CreateFailed { log, error } => {
+                let key = self.key_of(at(log));
+                tracing::error!(%error, %key, "a log could not be made; it is tried again with the next routes");
+                self.close_logged(now, at(log), Ending::Moved);
+            }
+            Event::Deleted { log, key } => {
+                self.close_logged(now, at(log), Ending::Deleted);
+                self.tell_admin(FromCore::LogDeleted { key });
+            }
+            Event::Released { log, machine } => {
+                self.close_logged(now, at(log), Ending::Moved);
+                let (key, source) = (machine.key(), LogSource::Moved(machine));
+                self.tell_admin(FromCore::LogReleased { key, volume, source });
+            }
+            Event::Space { writes: true } => tracing::info!(volume, "there is space again: writes go on"),
+            Event::Space { writes: false } => {
+                tracing::error!(volume, "the volume is nearly full: writes to durable streams are refused");
+            }
+            Event::DiskTrouble { what, error } => tracing::error!(volume, %error, "disk trouble: {what}"),
+            Event::Created { .. } | Event::StartMoved { .. } | Event::Closed => {}
+            Event::Cut { .. } | Event::CutFailed { .. } => {}
+        }
+    }
+
+    fn key_of(&self, at: LogAt) -> String {
+        let log = self.store.as_ref().and_then(|store| store.log(at));
+        log.map_or_else(String::new, |log| log.key().to_string())
+    }
+
+    /// Runs `change` on the shard that a log serves.
+    fn with_logged(&mut self, at: LogAt, change: impl FnOnce(&mut Shard, &mut ShardCx<'_>)) {
+        let Some(id) = self.store.as_ref().and_then(|store| store.shard_of(at)) else { return };
+        let Some(shard) = self.shards.get_mut(&id) else { return };
+        let before = shard.ring_bytes();
+        let mut cx = ShardCx {
+            free_bytes: self.limits.rings_bytes_max.saturating_sub(self.rings_bytes),
+            store: self.store.as_mut(),
+            unix_ms: self.unix_ms,
+            out: &mut self.shard_out,
+        };
+        change(shard, &mut cx);
+        self.rings_bytes = self.rings_bytes + shard.ring_bytes() - before;
+        if self.dirty.last() != Some(&id) {
+            self.dirty.push(id);
+        }
+    }
+
+    fn log_settled(&mut self, at: LogAt, end: Offset) {
+        self.with_logged(at, |shard, cx| shard.settled(end, cx));
+    }
+
+    fn answer_reader(&mut self, id: ShardId, to: felix_wire::id::CoreId, what: ShardOutput) {
+        // A shard that is gone has ended its subscriptions.
+        let Some(shard) = self.shards.get(&id) else { return };
+        self.shard_out.push((to, FromShard { shard: id, generation: shard.generation(), what }));
+    }
+
+    fn read_failed(&mut self, read: felix_logstore::engine::ReadId, error: &ReadError) {
+        let Some(page_for) = self.store.as_mut().and_then(|store| store.take_read(read)) else { return };
+        let why = match error {
+            ReadError::TooOld { start } => PageLoss::TooOld(*start),
+            error => {
+                self.counters.add(Counter::LogReadErrors, 1);
+                tracing::error!(%error, "a range of a log cannot be read");
+                PageLoss::Damaged
+            }
+        };
+        let what = ShardOutput::PageLost { token: page_for.token, why };
+        self.answer_reader(page_for.shard, page_for.to, what);
+    }
+
+    /// Ends the shard that a log serves, if it does.
+    fn close_logged(&mut self, now: Tick, at: LogAt, why: Ending) {
+        let Some(store) = &mut self.store else { return };
+        let Some(id) = store.shard_of(at) else { return };
+        store.unserve(at);
+        self.close_shard(now, id, why);
+    }
+
+    /// Ends a shard: what it owes is answered and its subscriptions are told.
+    pub(super) fn close_shard(&mut self, now: Tick, id: ShardId, why: Ending) {
+        if let Some(mut shard) = self.shards.remove(&id) {
+            if let Some((at, store)) = shard.log().zip(self.store.as_mut()) {
+                store.unserve(at);
+            }
+            shard.close(why, &mut self.shard_out);
+            self.rings_bytes -= shard.ring_bytes();
+            self.rings_moved = true;
+        }
+        self.route_outputs(now);
+    }
+
+    /// Retention, when it is due, and shards that wait for their log.
+    pub(super) fn sweep_store(&mut self, now: Tick) {
+        self.open_wanted(now);
+        let Some(store) = &mut self.store else { return };
+        if now >= self.next_retain {
+            self.next_retain = now + store.settings().retain_every;
+            store.retain(self.unix_ms);
+        }
+    }
+}
