@@ -1,21 +1,30 @@
 //! Crash images: the engine's operations up to some moment, with any part of what was not synced, opened by the real recovery.
 //!
-//! `FELIX_CRASH_IMAGES` says how many images; `SEED` replays the run of one seed.
+//! `FELIX_CRASH_IMAGES` says how many images in all parts together, `FELIX_CRASH_FIRST` the first seed; `SEED` replays the
+//! run of one seed.
 
 mod support;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use felix_logstore::engine::{Event, LogId};
+use bytes::Bytes;
+use felix_logstore::engine::{Event, LogId, ReadError};
 use felix_logstore::id::{Fsync, ShardKey};
-use felix_logstore::log::StopReason;
+use felix_logstore::log::{LogConfig, StopReason};
+use felix_logstore::retention::Retention;
 use felix_runtime::sim::{DiskImage, SimRng};
 use felix_wire::id::Offset;
 use support::*;
 
 /// Images of one recorded run.
 const IMAGES_PER_RUN: u64 = 25;
+/// Images without `FELIX_CRASH_IMAGES`, all parts together.
+const IMAGES: u64 = 2_000;
+/// Tests that share them, so that they run side by side.
+const PARTS: u64 = 4;
+/// Seeds whose runs found a defect once; they are run first, always.
+const FOUND_ONCE: [u64; 0] = [];
 
 /// What a run promised about one log, in the order in which it was promised.
 #[derive(Debug, Clone)]
@@ -26,7 +35,7 @@ enum Fact {
     /// A batch was handed over: these offsets may be there with these bytes.
     Appended {
         base: u64,
-        payloads: Vec<Vec<u8>>,
+        payloads: Vec<Bytes>,
     },
     Settled {
         end: u64,
@@ -66,36 +75,51 @@ struct Expected {
     /// A cut that was asked for and not answered.
     cut_asked: Option<u64>,
     /// By offset: what was last appended there, and what stood there before a cut that was not answered.
-    bytes: BTreeMap<u64, Vec<u8>>,
+    bytes: BTreeMap<u64, Bytes>,
 }
 
 impl Promises {
     fn at(&self, position: usize) -> BTreeMap<ShardKey, Expected> {
         let mut logs: BTreeMap<ShardKey, Expected> = BTreeMap::new();
         for (_, key, fact) in self.facts.iter().take_while(|(at, _, _)| *at <= position) {
-            let log = logs.entry(*key).or_default();
-            match fact {
-                Fact::Asked => {}
-                Fact::Created => log.created = true,
-                Fact::Appended { base, payloads } => {
-                    for (index, payload) in payloads.iter().enumerate() {
-                        log.bytes.insert(base + index as u64, payload.clone());
-                    }
-                }
-                Fact::Settled { end } => log.settled = *end,
-                Fact::StartAsked { start } => log.start_asked = log.start_asked.max(*start),
-                Fact::StartMoved { start } => log.start = log.start.max(*start),
-                Fact::CutAsked { at } => log.cut_asked = Some(*at),
-                Fact::Cut { at } => {
-                    log.cut_asked = None;
-                    log.settled = *at;
-                    log.bytes.split_off(at);
-                }
-                Fact::DeleteAsked => log.delete_asked = true,
-                Fact::Deleted => log.deleted = true,
-            }
+            logs.entry(*key).or_default().add(fact);
         }
         logs
+    }
+
+    /// What stands in one log, to the end of the run.
+    fn of_log(&self, key: ShardKey) -> Expected {
+        let mut log = Expected::default();
+        for (_, _, fact) in self.facts.iter().filter(|(_, of, _)| *of == key) {
+            log.add(fact);
+        }
+        log
+    }
+}
+
+impl Expected {
+    fn add(&mut self, fact: &Fact) {
+        let log = self;
+        match fact {
+            Fact::Asked => {}
+            Fact::Created => log.created = true,
+            Fact::Appended { base, payloads } => {
+                for (index, payload) in payloads.iter().enumerate() {
+                    log.bytes.insert(base + index as u64, payload.clone());
+                }
+            }
+            Fact::Settled { end } => log.settled = *end,
+            Fact::StartAsked { start } => log.start_asked = log.start_asked.max(*start),
+            Fact::StartMoved { start } => log.start = log.start.max(*start),
+            Fact::CutAsked { at } => log.cut_asked = Some(*at),
+            Fact::Cut { at } => {
+                log.cut_asked = None;
+                log.settled = *at;
+                log.bytes.split_off(at);
+            }
+            Fact::DeleteAsked => log.delete_asked = true,
+            Fact::Deleted => log.deleted = true,
+        }
     }
 }
 
@@ -136,7 +160,10 @@ impl Run {
             note(Fact::StartMoved { start });
             let end = bytes.last_key_value().map_or(start, |(offset, _)| offset + 1);
             for (offset, payload) in bytes {
-                note(Fact::Appended { base: offset, payloads: payload.into_iter().collect() });
+                note(Fact::Appended {
+                    base: offset,
+                    payloads: payload.into_iter().map(Bytes::from).collect(),
+                });
             }
             note(Fact::Settled { end });
         }
@@ -178,6 +205,14 @@ impl Run {
                     self.note(key, Fact::Deleted);
                     self.live.retain(|(_, id)| *id != log);
                 }
+                Event::Released { log, machine } => {
+                    // As if it came back from another core.
+                    self.busy.remove(&log);
+                    let new = self.world.engine.adopt(*machine).expect("its place is free");
+                    for (_, id) in self.live.iter_mut().filter(|(_, id)| *id == log) {
+                        *id = new;
+                    }
+                }
                 Event::Stopped { reason: StopReason::Closing, .. }
                 | Event::Room { .. }
                 | Event::Page { .. }
@@ -207,14 +242,19 @@ impl Run {
     }
 
     fn publish(&mut self, key: ShardKey, log: LogId) {
-        let count = 1 + self.rng.below(4);
         let len = match self.rng.below(20) {
             0 => 60_000 + self.rng.below(100_000),
             1..=5 => 1_000 + self.rng.below(8_000),
             _ => self.rng.below(600),
         };
-        let payloads: Vec<Vec<u8>> = (0..count).map(|_| payload(&mut self.rng, len as usize)).collect();
-        let bytes = payloads.iter().map(Vec::len).sum();
+        self.publish_of(key, log, len);
+    }
+
+    fn publish_of(&mut self, key: ShardKey, log: LogId, len: u64) {
+        let count = 1 + self.rng.below(4);
+        let payloads: Vec<Bytes> =
+            (0..count).map(|_| Bytes::from(payload(&mut self.rng, len as usize))).collect();
+        let bytes = payloads.iter().map(Bytes::len).sum();
         let count = std::num::NonZeroU32::new(payloads.len() as u32).expect("records");
         let kind = felix_logstore::record::BatchKind::Data;
         let Ok(claim) = self.world.engine.claim(log, kind, count, bytes) else {
@@ -228,7 +268,7 @@ impl Run {
             producer: None,
         };
         self.note(key, Fact::Appended { base, payloads: payloads.clone() });
-        let records = payloads.iter().map(|payload| (base, payload.as_slice()));
+        let records = payloads.iter().map(|payload| (base, payload.as_ref()));
         self.world.engine.append(log, claim, meta, records).expect("the log is there");
     }
 
@@ -261,7 +301,14 @@ impl Run {
                 self.world.engine.cut(log, Offset(at));
             }
             7 => self.world.pass(Duration::from_millis(150)),
-            8..=60 => self.world.step(),
+            8 => self.retain(key, log),
+            9 => {
+                self.busy.insert(log, true);
+                self.world.engine.release(log);
+            }
+            10..=12 => self.switch(key, log),
+            13..=14 => self.look(key, log),
+            15..=60 => self.world.step(),
             _ => {
                 for _ in 0..=self.rng.below(3) {
                     self.publish(key, log);
@@ -270,6 +317,57 @@ impl Run {
         }
         if self.rng.below(3) == 0 {
             self.world.step();
+        }
+    }
+
+    /// What is settled can be read at any time, whether it is in memory, in the segment, or in turns.
+    fn look(&mut self, key: ShardKey, log: LogId) {
+        let (world, rng) = (&mut self.world, &mut self.rng);
+        let Some(machine) = world.engine.log(log) else { return };
+        let (start, end) = (machine.start().0, machine.settled_end().0);
+        let from = Offset(start + rng.below((end - start).max(1)));
+        let expected = self.promises.of_log(key);
+        match world.read(log, from, 1 + rng.below(200_000) as usize) {
+            Ok(batches) => {
+                for record in batches.iter().flat_map(|batch| batch.records()) {
+                    let known = expected.bytes.get(&record.offset.0);
+                    assert!(known.is_some_and(|known| **known == record.payload), "{key} {}", record.offset);
+                }
+            }
+            // Retention may be on its way.
+            Err(ReadError::TooOld { .. }) => {}
+            Err(error) => panic!("{key} {start}..{end} cannot be read from {from}: {error}"),
+        }
+    }
+
+    /// Lets retention decide: what it may remove at most is everything that is settled.
+    fn retain(&mut self, key: ShardKey, log: LogId) {
+        let settled = self.world.engine.log(log).map_or(0, |log| log.settled_end().0);
+        let policy = self.promises.policies[&key];
+        let retention = Retention { bytes: Some(self.rng.below(400_000)), age_ms: None };
+        self.world.engine.configure(log, LogConfig { retention, ..log_config(policy) });
+        self.note(key, Fact::StartAsked { start: settled });
+        self.world.engine.retain(log, 0, Offset(u64::MAX));
+    }
+
+    /// One log that goes to the commit file and straight to its segment in turn, with others beside it or alone.
+    fn switch(&mut self, key: ShardKey, log: LogId) {
+        for turn in 0..8 {
+            let len = if turn % 2 == 0 { 30_000 + self.rng.below(60_000) } else { self.rng.below(900) };
+            self.publish_of(key, log, len);
+            if self.rng.below(2) == 0
+                && let Some((beside, other)) = self.live.first().copied().filter(|(_, id)| *id != log)
+                && !self.busy.contains_key(&other)
+            {
+                self.publish_of(beside, other, 200);
+            }
+            for _ in 0..self.rng.below(12) {
+                self.world.step();
+            }
+            self.note_events();
+            if self.live.iter().all(|(_, id)| *id != log) {
+                return;
+            }
         }
     }
 
@@ -324,7 +422,10 @@ fn check(
         for (offset, record) in records {
             let Some(record) = record else { continue };
             let known = promised.bytes.get(&offset);
-            assert!(known == Some(&record), "{what}: {key} holds other bytes at {offset} of {start}..{end}");
+            assert!(
+                known.is_some_and(|known| *known == record),
+                "{what}: {key} holds other bytes at {offset} of {start}..{end}"
+            );
         }
     }
 }
@@ -428,21 +529,51 @@ fn check_twice(mut world: World, rng: &mut SimRng, loss: Loss, what: &str) {
     }
 }
 
-#[test]
-fn every_crash_image_holds_what_was_acknowledged_and_nothing_else() {
-    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
-    if let Some(seed) = seed {
-        images_of_one_run(seed, IMAGES_PER_RUN);
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Every `PARTS`th seed, from the one of `part` on.
+fn images_of_part(part: u64) {
+    if let Some(seed) = number("SEED") {
+        if part == 0 {
+            images_of_one_run(seed, IMAGES_PER_RUN);
+        }
         return;
     }
-    let images =
-        std::env::var("FELIX_CRASH_IMAGES").ok().and_then(|count| count.parse().ok()).unwrap_or(500u64);
+    for seed in FOUND_ONCE.iter().filter(|seed| *seed % PARTS == part) {
+        images_of_one_run(*seed, IMAGES_PER_RUN);
+    }
+    let images = number("FELIX_CRASH_IMAGES").unwrap_or(IMAGES).div_ceil(PARTS);
     let mut done = 0;
-    let mut seed = 1;
+    let mut seed = number("FELIX_CRASH_FIRST").unwrap_or(1) + part;
     while done < images {
         let some = IMAGES_PER_RUN.min(images - done);
         images_of_one_run(seed, some);
         done += some;
-        seed += 1;
+        if done % 2_500 == 0 {
+            println!("part {part}: {done} images, up to seed {seed}");
+        }
+        seed += PARTS;
     }
+}
+
+#[test]
+fn every_crash_image_holds_what_was_acknowledged_and_nothing_else() {
+    images_of_part(0);
+}
+
+#[test]
+fn every_crash_image_of_the_second_part_does_too() {
+    images_of_part(1);
+}
+
+#[test]
+fn every_crash_image_of_the_third_part_does_too() {
+    images_of_part(2);
+}
+
+#[test]
+fn every_crash_image_of_the_fourth_part_does_too() {
+    images_of_part(3);
 }

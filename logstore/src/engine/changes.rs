@@ -194,8 +194,10 @@ impl Engine {
             ReadPlan::File(plan) => {
                 let desk = self.desk.clone();
                 let path = names::segment(self.config.volume, key, plan.segment);
+                // The newest time of the whole segment: it may keep records longer, never shorter.
+                let newest_ms = shard.log.newest_in(plan.segment);
                 self.scripts.start(async move {
-                    let point = scripts::find_cut(&desk, plan, path, at).await;
+                    let point = scripts::find_cut(&desk, plan, path, at, newest_ms).await;
                     Ended::CutFound { log, point }
                 });
             }

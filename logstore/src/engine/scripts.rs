@@ -211,10 +211,10 @@ pub(super) async fn read_page(desk: &Desk, plan: FilePlan, path: DiskPath, bytes
         },
     };
     walk_page(desk, &plan, file, bytes_max, &mut page).await;
-    let hinted = plan.hint.1 != BLOCK;
+    let hinted = plan.hint.1 != plan.base_byte;
     if hinted && page.batches.is_empty() && matches!(page.error, Some(PageError::Damaged { .. })) {
         // An index is never trusted: what it points at is wrong, or the bytes are. From the beginning it shows.
-        let plan = FilePlan { hint: (plan.base, BLOCK), ..plan };
+        let plan = FilePlan { hint: (plan.base, plan.base_byte), ..plan };
         page.error = None;
         page.bad_hint = true;
         page.seen.clear();
@@ -274,16 +274,16 @@ async fn walk_page(desk: &Desk, plan: &FilePlan, file: FileId, bytes_max: usize,
     }
 }
 
-/// Finds the border of batches at offset `at` by walking the segment that holds it.
+/// Finds the border of batches at offset `at` by walking the segment that holds it, whose newest record is of `newest_ms`.
 pub(super) async fn find_cut(
     desk: &Desk,
     plan: FilePlan,
     path: DiskPath,
     at: Offset,
+    newest_ms: u64,
 ) -> Result<CutPoint, crate::log::CutError> {
     use crate::log::CutError;
-    let mut newest_ms = 0;
-    let whole = FilePlan { hint: (plan.base, BLOCK), wanted: plan.base, ..plan };
+    let whole = FilePlan { hint: (plan.base, plan.base_byte), wanted: plan.base, ..plan };
     let mut next = whole;
     let mut opened = None;
     let mut found = Err(CutError::Unreadable);
@@ -299,8 +299,6 @@ pub(super) async fn find_cut(
                 found = Err(CutError::InsideBatch { at, base: head.base });
                 break 'pages;
             }
-            let newest = batch.records().map(|record| record.timestamp_ms).max().unwrap_or(0);
-            newest_ms = newest_ms.max(newest).max(head.timestamp_ms);
             let byte = byte + batch.bytes().len() as u64;
             next = FilePlan { hint: (head.end(), byte), wanted: head.end(), ..next };
             if head.end() == at {

@@ -73,7 +73,9 @@ impl Log {
         None
     }
 
-    fn newest_in(&self, segment: SegmentSeq) -> u64 {
+    /// The newest record time of a segment.
+    #[must_use]
+    pub fn newest_in(&self, segment: SegmentSeq) -> u64 {
         let open = self.open.iter().find(|open| open.seq == segment).map(|open| open.newest_ms);
         let sealed =
             || self.sealed.iter().find(|sealed| sealed.seq == segment).map(|sealed| sealed.end.newest_ms);

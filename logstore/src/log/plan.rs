@@ -1,5 +1,6 @@
 //! Where to read an offset from. Scope: part of [`Log`].
-//! Invariants: a file is read only up to the first byte that may still be on its way; everything from there on is in memory.
+//! Invariants: a file is read only where its bytes are: up to the first byte that may still be on its way, and from behind
+//! the last one before the offset; what is on its way is in memory.
 //! Not here: reading.
 
 use felix_runtime::file::FileId;
@@ -8,7 +9,9 @@ use felix_wire::id::Offset;
 use super::{HeadState, Log};
 use crate::checksum::Epoch;
 use crate::id::SegmentSeq;
+use crate::limits::BLOCK;
 use crate::record::Batch;
+use crate::segment::index::Index;
 
 /// What to do to read from an offset.
 #[derive(Debug)]
@@ -32,8 +35,9 @@ pub struct FilePlan {
     pub epoch: Epoch,
     /// A batch that begins at or before the offset, and its byte.
     pub hint: (Offset, u64),
-    /// Base of the segment, where to begin if the hint is wrong.
+    /// Where to begin if the hint is wrong: the first batch of the stretch of the segment that can be read.
     pub base: Offset,
+    pub base_byte: u64,
     /// Neither bytes nor offsets from here on are looked at.
     pub limit_byte: u64,
     pub limit: Offset,
@@ -82,37 +86,64 @@ impl Log {
     }
 
     fn file_plan(&self, from: Offset, until: Offset, next_run: usize) -> Option<FilePlan> {
-        let run = self.runs().get(next_run);
-        let within =
-            |segment: SegmentSeq, end: Offset, byte: u64| match run.filter(|run| run.segment == segment) {
-                Some(run) => (run.base, run.byte),
-                None => (end, byte),
-            };
         let at = self.sealed.partition_point(|sealed| sealed.end.offset <= from);
         if let Some(sealed) = self.sealed.get(at).filter(|sealed| sealed.base <= from) {
-            let (limit, limit_byte) = within(sealed.seq, sealed.end.offset, sealed.end.byte);
-            return Some(FilePlan {
+            let whole = Stretch {
+                base: (sealed.base, BLOCK),
+                limit: (sealed.end.offset, sealed.end.byte),
                 segment: sealed.seq,
-                epoch: sealed.epoch,
-                hint: sealed.index.locate(from, sealed.base),
-                base: sealed.base,
-                limit_byte,
-                limit: limit.min(until),
-                wanted: from,
-                file: None,
-            });
+            };
+            let stretch = self.between_runs(whole, next_run);
+            return Some(stretch.plan(sealed.epoch, &sealed.index, (from, until), None));
         }
         let open = self.open.front().filter(|open| open.state == HeadState::Durable && open.base <= from)?;
-        let (limit, limit_byte) = within(open.seq, self.submitted, open.last_byte);
-        Some(FilePlan {
-            segment: open.seq,
-            epoch: open.epoch,
-            hint: open.index.locate(from, open.base),
-            base: open.base,
-            limit_byte,
-            limit: limit.min(until),
-            wanted: from,
-            file: Some(open.files.plain),
-        })
+        let whole =
+            Stretch { base: (open.base, BLOCK), limit: (self.submitted, open.last_byte), segment: open.seq };
+        let stretch = self.between_runs(whole, next_run);
+        Some(stretch.plan(open.epoch, &open.index, (from, until), Some(open.files.plain)))
+    }
+
+    /// The part of a segment between the run before `next_run` and that one: runs are not in their segment yet.
+    fn between_runs(&self, mut stretch: Stretch, next_run: usize) -> Stretch {
+        let run = |at: usize| self.runs().get(at).filter(|run| run.segment == stretch.segment);
+        let (before, next) = (next_run.checked_sub(1).and_then(run), run(next_run));
+        if let Some(next) = next {
+            stretch.limit = (next.base, next.byte);
+        }
+        if let Some(before) = before {
+            // What follows a run begins on a block of its own.
+            stretch.base = (before.end, (before.byte + before.len).next_multiple_of(BLOCK));
+        }
+        stretch
+    }
+}
+
+/// A part of a segment whose bytes are all in the file.
+struct Stretch {
+    segment: SegmentSeq,
+    base: (Offset, u64),
+    limit: (Offset, u64),
+}
+
+impl Stretch {
+    fn plan(
+        &self,
+        epoch: Epoch,
+        index: &Index,
+        (wanted, until): (Offset, Offset),
+        file: Option<FileId>,
+    ) -> FilePlan {
+        let hint = index.locate(wanted, self.base.0);
+        FilePlan {
+            segment: self.segment,
+            epoch,
+            hint: if hint.1 < self.base.1 { self.base } else { hint },
+            base: self.base.0,
+            base_byte: self.base.1,
+            limit_byte: self.limit.1,
+            limit: self.limit.0.min(until),
+            wanted,
+            file,
+        }
     }
 }
