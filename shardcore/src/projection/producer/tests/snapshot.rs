@@ -1,4 +1,8 @@
-//! Snapshots: every truncation, every flipped bit, what is refused.
+//! Snapshots: every truncation, hostile bytes, what is refused. `FELIX_SNAPSHOT_INPUTS` says how many mutated inputs;
+//! `SEED` begins elsewhere.
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use super::*;
 
@@ -160,4 +164,92 @@ fn newest_batches_that_share_offsets_are_refused() {
     assert_eq!(at(&core, 10), Ok(()));
     assert_eq!(at(&core, 9), Err(SnapshotError::Malformed("newest batches overlap")));
     assert_eq!(at(&core, 0), Err(SnapshotError::Malformed("two batches at one offset")));
+}
+
+/// Does to a machine from hostile bytes what a shard may do to any.
+fn work(mut core: ProducerCore, at: Offset, rng: &mut StdRng) {
+    for producer in [3, 9, 1 << 40, u64::MAX, rng.random()] {
+        for sequence in [0, 1, 63, 69, 70, u64::MAX, rng.random()] {
+            let batch = sent(producer, sequence, 2);
+            if core.check(&batch, at) == Verdict::Append && at.0 < u64::MAX / 2 {
+                let base = core.end().max(at);
+                core.claimed(&batch, base);
+                assert!(matches!(core.check(&batch, base), Verdict::Duplicate { settled: false, .. }));
+            }
+            core.replay(&sent(producer, sequence, 1), Offset(rng.random()));
+        }
+    }
+    core.forget_below(Offset(rng.random_range(0..600)));
+    let end = Offset(rng.random_range(0..1_200));
+    let _ = core.cut(end);
+    assert!(core.end() <= end);
+    core.encode(end, &mut Vec::new());
+    core.forget_below(end);
+    assert_eq!(core, ProducerCore::new());
+}
+
+fn mutated(good: &[Vec<u8>], rng: &mut StdRng) -> Vec<u8> {
+    let mut bytes = good[rng.random_range(0..good.len())].clone();
+    for _ in 0..rng.random_range(1..4) {
+        let at = rng.random_range(0..bytes.len());
+        match rng.random_range(0..7) {
+            0 => bytes[at] ^= 1 << rng.random_range(0..8),
+            1 => bytes[at] = rng.random(),
+            2 => bytes.truncate(at.max(1)),
+            // A number at a border.
+            3 | 4 => {
+                let number: u64 = [0, 1, 63, 64, 65, 4_096, 4_097, u64::MAX][rng.random_range(0..8)];
+                let at = at / 4 * 4;
+                let field = number.to_le_bytes();
+                let len = bytes.len().saturating_sub(at).min([4, 8][rng.random_range(0..2)]);
+                bytes[at..at + len].copy_from_slice(&field[..len]);
+            }
+            // A part of another one in its place, or between.
+            5 => {
+                let from = &good[rng.random_range(0..good.len())];
+                let begin = rng.random_range(0..from.len());
+                let part = from[begin..(begin + rng.random_range(1..80)).min(from.len())].to_vec();
+                let end = if rng.random() { at } else { (at + part.len()).min(bytes.len()) };
+                bytes.splice(at..end, part);
+            }
+            _ => bytes.extend((0..rng.random_range(1..60)).map(|_| rng.random::<u8>())),
+        }
+    }
+    // Half of them get behind the checksum.
+    if rng.random() { sealed(bytes) } else { bytes }
+}
+
+#[test]
+fn hostile_bytes_are_refused_or_are_an_encoding_and_never_do_harm() {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let (inputs, seed) = (number("FELIX_SNAPSHOT_INPUTS").unwrap_or(50_000), number("SEED").unwrap_or(0));
+    let mut rng = StdRng::seed_from_u64(seed);
+    let good = [
+        encoded(&ProducerCore::new(), 0),
+        encoded(&with_batches(7, 1, 0), 1),
+        encoded(&with_batches(9, 66, 3), 100),
+        encoded(&some_producers(), 1_000),
+    ];
+    let mut met = std::collections::BTreeMap::new();
+    for _ in 0..inputs {
+        let bytes = mutated(&good, &mut rng);
+        let what = match ProducerCore::decode(&bytes) {
+            Ok((core, at)) => {
+                assert_eq!(encoded(&core, at.0), bytes, "one encoding for a machine and an offset");
+                work(core, at, &mut rng);
+                "accepted".to_string()
+            }
+            Err(SnapshotError::Version(_)) => "another version".to_string(),
+            Err(fault) => fault.to_string(),
+        };
+        *met.entry(what).or_insert(0_u64) += 1;
+    }
+    println!("{inputs} inputs, SEED={seed}: {met:#?}");
+    if inputs >= 50_000 {
+        for what in
+            ["accepted", "checksum", "length", "head", "order", "offsets", "sequences", "batches of a"]
+        {
+            assert!(met.keys().any(|met| met.contains(what)), "{what} never happened");
+        }
+    }
 }
