@@ -74,9 +74,17 @@ pub enum LogSource {
 #[derive(Clone, Copy, Debug)]
 pub struct PageFor {
     pub shard: ShardId,
-    pub to: CoreId,
-    pub token: SubToken,
+    pub reader: PageReader,
     pub from: Offset,
+}
+
+/// What a page is read for.
+#[derive(Clone, Copy, Debug)]
+pub enum PageReader {
+    /// A subscription that is below its feed.
+    Subscription { to: CoreId, token: SubToken },
+    /// The shard, which learns what its producers have sent.
+    Numbers,
 }
 
 struct PageWanted {

@@ -9,7 +9,8 @@ mod tests;
 use std::collections::VecDeque;
 
 use bytes::BytesMut;
-use felix_wire::client::{AckCode, AckOutcome, Message, PublishAck, PublishError, PublishOk, encode_ok};
+use felix_wire::client::{AckCode, AckOutcome, Message, PublishAck, PublishError, PublishOk, PublishRefused,
+    RefusalReason, encode_ok};
 use felix_wire::flags::Flags;
 use felix_wire::id::{Offset, RequestId};
 
@@ -43,6 +44,8 @@ pub struct AckDialect {
     pub codes: bool,
     /// The client's flag mask.
     pub flags: Flags,
+    /// The client reads the refusal `sequence_reused`.
+    pub reads_reused: bool,
     /// Offsets of in-memory streams are told.
     pub positions: bool,
 }
@@ -117,6 +120,14 @@ fn write_answer(entry: &Unanswered, outcome: &Outcome, dialect: AckDialect, out:
                     Message::PublishOk(PublishOk { request_id: entry.request_id, offset }).encode_frame(out);
                 }
             }
+        }
+        (Outcome::Refused(refusal), _) if refusal.tells_number(dialect.reads_reused) => {
+            Message::PublishRefused(PublishRefused {
+                request_id: entry.request_id,
+                reason: refusal.number.clone().unwrap_or(RefusalReason::UnknownProducer),
+                message: refusal.message.as_ref().into(),
+            })
+            .encode_frame(out);
         }
         (Outcome::Refused(refusal), AckForm::Binary) => {
             binary_refusal(entry.request_id, refusal, dialect).encode_frame(out);

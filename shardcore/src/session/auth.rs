@@ -17,8 +17,8 @@ use crate::turn::counters::Counter;
 use crate::turn::tenants::Tenants;
 use std::sync::Arc;
 
-/// Flag bits this broker reads or writes. Not PUBLISH_IDEMPOTENT, which is not served yet.
-const SERVER_FLAGS: Flags = Flags(0x1eff);
+/// Flag bits this broker reads or writes.
+const SERVER_FLAGS: Flags = Flags(0x1fff);
 
 /// What this broker serves; a bit is added by the code that serves it.
 pub const SERVER_FEATURES: Features = Features::TOPOLOGY
@@ -33,6 +33,8 @@ pub const SERVER_FEATURES: Features = Features::TOPOLOGY
     .union(Features::SUBSCRIBE_QUEUE)
     .union(Features::STREAM_DELETED)
     .union(Features::SUBSCRIPTION_LAGGED)
+    .union(Features::IDEMPOTENT_PRODUCER)
+    .union(Features::SEQUENCE_REUSED)
     .union(Features::PUBLISH_WIDTH)
     .union(Features::EXPLICIT_SHARD)
     .union(Features::CORE_HINTS)
@@ -153,6 +155,7 @@ impl Session {
             ordered,
             codes: words.features.contains(Features::ERROR_CODES),
             flags: words.flags.map_or(Flags::UNANNOUNCED, |f| f),
+            reads_reused: words.features.contains(Features::SEQUENCE_REUSED),
             positions: words.features.contains(Features::POSITIONS),
         };
         cx.counters.add(Counter::AuthAccepted, 1);

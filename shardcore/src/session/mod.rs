@@ -22,10 +22,11 @@ use felix_runtime::clock::Tick;
 use felix_runtime::quic::{ConnKey, Dir, Quic, ReadOutcome, StreamId, VarInt};
 use felix_wire::client::{Message, Records};
 use felix_wire::frame::FrameReader;
-use felix_wire::id::CoreId;
+use felix_wire::id::{CoreId, ProducerId, Sequence};
 
 use crate::access::{Access, Granted, Principal};
 use crate::hash::HashState;
+use crate::projection::producer::ProducerIds;
 use crate::route::Place;
 use crate::shard::mail::Start;
 use crate::snapshot::{CoreLimits, Keys, Routes, StreamRoute};
@@ -82,6 +83,7 @@ pub struct Cx<'a> {
     pub tenants: &'a mut Tenants,
     /// Receive windows granted to authenticated connections of the core.
     pub windows_bytes: &'a mut usize,
+    pub producer_ids: &'a mut ProducerIds,
     pub scratch: &'a mut String,
     pub actions: &'a mut Vec<Action>,
 }
@@ -95,6 +97,7 @@ pub enum Action {
         tenant: TenantSlot,
         place: Granted<Place>,
         records: Records,
+        producer: Option<(ProducerId, Sequence)>,
         ack: Option<AckSlot>,
     },
     /// Answered with `Session::answer`; counted in `Stream::awaiting` until then.

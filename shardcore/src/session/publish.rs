@@ -9,14 +9,14 @@ use felix_runtime::quic::{Dir, StreamId};
 use felix_wire::client::{AckRequest, BinaryPublish, PublishWidth, Records};
 use felix_wire::control::{Action as Right, NAME_BYTES_MAX};
 use felix_wire::frame::Frame;
-use felix_wire::id::{RequestId, ShardIndex};
+use felix_wire::id::{ProducerId, RequestId, Sequence, ShardIndex};
 use felix_wire::limits::BATCH_RECORDS_MAX;
 
 use super::acks::{AckForm, Outcome};
 use super::refusal::Refusal;
 use super::stream::{Declared, Memo};
 use super::{Action, Cx, GrantedRoute, Session, write_error};
-use crate::route::{Placing, place};
+use crate::route::{Placing, RouteError, place};
 use crate::turn::counters::Counter;
 use crate::turn::tenants::TenantCount;
 
@@ -27,8 +27,8 @@ pub(super) struct Incoming<'a> {
     pub shard: Option<ShardIndex>,
     pub records: Records,
     pub ack: Option<(RequestId, AckForm)>,
-    /// Part of an idempotent or conditional publish, which is not served yet.
-    pub unserved: Option<&'static str>,
+    /// An idempotent producer and the number of this batch.
+    pub producer: Option<(ProducerId, Sequence)>,
 }
 
 impl Session {
@@ -46,7 +46,7 @@ impl Session {
             shard: None,
             records: decoded.records.clone(),
             ack: decoded.acked.map(|(request_id, _)| (request_id, AckForm::Binary)),
-            unserved: decoded.producer.map(|_| "publish_idempotent"),
+            producer: decoded.producer,
         };
         self.publish(id, identity, incoming, cx);
     }
@@ -85,8 +85,8 @@ impl Session {
             Ok(place) => {
                 stream.unsettled += 1;
                 stream.unsettled_bytes += incoming.records.encoded_len();
-                let records = incoming.records;
-                cx.actions.push(Action::Publish { stream: id, tenant, place, records, ack: slot });
+                let Incoming { records, producer, .. } = incoming;
+                cx.actions.push(Action::Publish { stream: id, tenant, place, records, producer, ack: slot });
             }
             Err(refusal) => {
                 cx.counters.add(Counter::PublishesRefused, 1);
@@ -125,9 +125,6 @@ impl Session {
         if self.is_expired(identity) {
             return Err(Refusal::unauthenticated());
         }
-        if let Some(request) = incoming.unserved {
-            return Err(Refusal::not_served(request));
-        }
         if incoming.records.is_empty() {
             return Err(Refusal::invalid("an empty batch"));
         }
@@ -141,7 +138,11 @@ impl Session {
             Some(index) => Placing::Shard(index),
             None => Placing::Key { key: incoming.key.as_deref(), declared: declared.map(|d| d.width) },
         };
-        granted.try_map(|route| place(route, by)).map_err(|e| Refusal::from_route(&e))
+        let refuse = |error: RouteError<'_>| match incoming.producer {
+            Some(_) => Refusal::of_numbered(&error),
+            None => Refusal::from_route(&error),
+        };
+        granted.try_map(|route| place(route, by)).map_err(refuse)
     }
 
     /// The stream, if the identity may publish to it; from the memo when nothing has changed since.

@@ -3,11 +3,11 @@
 
 use std::borrow::Cow;
 
-use felix_wire::client::{Error, Message};
+use felix_wire::client::{Error, Message, RefusalReason};
 use felix_wire::error_code::{ErrorCode, ErrorDetail, RetryClass};
 
 use crate::route::RouteError;
-use crate::shard::mail::NotWritten;
+use crate::shard::mail::{NotWritten, NumberRefusal};
 
 /// What a client is told when it does not get what it asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,13 +17,15 @@ pub struct Refusal {
     pub message: Cow<'static, str>,
     pub reason: Option<&'static str>,
     pub retry_after_ms: Option<u64>,
+    /// Answers a numbered publish with `publish_refused` instead.
+    pub number: Option<RefusalReason<'static>>,
 }
 
 impl Refusal {
     /// A refusal with the code's own retry class.
     pub fn new(code: ErrorCode, message: &'static str) -> Refusal {
         let retry = code.default_retry();
-        Refusal { code, retry, message: Cow::Borrowed(message), reason: None, retry_after_ms: None }
+        Refusal { code, retry, message: Cow::Borrowed(message), reason: None, retry_after_ms: None, number: None }
     }
 
     /// One message for every token that is not good.
@@ -81,6 +83,17 @@ impl Refusal {
         let (code, message) = match why {
             NotWritten::NoSpace => (ErrorCode::Storage, "the volume of the log is nearly full"),
             NotWritten::Stopped => (ErrorCode::Storage, "the log of the shard has failed and takes no writes"),
+            NotWritten::Unreadable => (ErrorCode::Storage, "what the log says of producers cannot be read"),
+            NotWritten::Number(why) => {
+                let mut refusal = Refusal::invalid("the number does not fit what is known of the producer");
+                refusal.number = Some(match why {
+                    NumberRefusal::Gap { expected } => RefusalReason::SequenceGap { expected },
+                    NumberRefusal::Expired => RefusalReason::SequenceExpired,
+                    NumberRefusal::Reused => RefusalReason::SequenceReused,
+                    NumberRefusal::Unknown => RefusalReason::UnknownProducer,
+                });
+                return refusal;
+            }
             NotWritten::TooLarge => return Refusal::limit("the batch is larger than a log can hold at once"),
         };
         let mut refusal = Refusal::new(code, message);
@@ -117,6 +130,16 @@ impl Refusal {
         refusal
     }
 
+    /// The answer of a numbered publish that cannot be routed; these are not passed on to another node.
+    pub fn of_numbered(error: &RouteError<'_>) -> Refusal {
+        let mut refusal = Refusal::from_route(error);
+        if let RouteError::OtherNode { node, addr, .. } = error {
+            let (node_id, addr) = (Cow::Owned((*node).to_owned()), addr.map(|a| Cow::Owned(a.to_owned())));
+            refusal.number = Some(RefusalReason::NotLeader { node_id, addr });
+        }
+        refusal
+    }
+
     /// The answer of a request that cannot be routed.
     pub fn from_route(error: &RouteError<'_>) -> Refusal {
         match error {
@@ -139,6 +162,11 @@ impl Refusal {
             retry: codes.then_some(self.retry),
             detail: if codes { self.detail() } else { None },
         })
+    }
+
+    /// Whether it is told as `publish_refused`: a client that does not know `sequence_reused` gets an error instead.
+    pub fn tells_number(&self, reads_reused: bool) -> bool {
+        self.number.as_ref().is_some_and(|reason| reads_reused || *reason != RefusalReason::SequenceReused)
     }
 
     /// The structured part, when there is one.

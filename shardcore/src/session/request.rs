@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use felix_runtime::quic::StreamId;
 use felix_wire::client::{
-    Message, NotLeader, Records, ShardKind, ShardOwner, ShardOwners, ShardOwnersView, StartPosition,
+    AckRequest, Message, NotLeader, ProducerInitOk, Records, ShardKind, ShardOwner, ShardOwners, ShardOwnersView, StartPosition,
     StreamShards, StreamShardsView, Subscribe, TopologyView, Unsupported,
 };
 use felix_wire::control::Action as Right;
@@ -36,7 +36,7 @@ impl Session {
                     shard: m.shard,
                     records: Records::from_payloads([&m.payload]),
                     ack: None,
-                    unserved: None,
+                    producer: None,
                 };
                 self.json_publish(id, identity, incoming, (m.ack, m.request_id), cx);
             }
@@ -48,9 +48,22 @@ impl Session {
                     shard: m.shard,
                     records: m.payloads.clone(),
                     ack: None,
-                    unserved: None,
+                    producer: None,
                 };
                 self.json_publish(id, identity, incoming, (m.ack, m.request_id), cx);
+            }
+            Message::PublishIdempotent(m) => {
+                cx.counters.add(Counter::JsonPublishes, 1);
+                let incoming = Incoming {
+                    name: (&m.tenant_id, &m.namespace, &m.stream),
+                    key: m.key.as_deref().map(Cow::Borrowed),
+                    shard: m.shard,
+                    records: m.payloads.clone(),
+                    ack: None,
+                    producer: Some((m.producer_id, m.sequence)),
+                };
+                let ack = (Some(AckRequest::PerBatch), Some(m.request_id));
+                self.json_publish(id, identity, incoming, ack, cx);
             }
             Message::PublishWidth(m) => self.declare_width(id, &m),
             other => self.answered_request(id, identity, other, cx),
@@ -68,6 +81,11 @@ impl Session {
             // Nobody reads the answer, so there is none to make.
             Message::Topology | Message::StreamShards(_) | Message::ShardOwners(_)
                 if !stream.can_answer() => {}
+            Message::ProducerInit(_) if !stream.can_answer() => {}
+            Message::ProducerInit(m) => {
+                let answer = ProducerInitOk { request_id: m.request_id, producer_id: cx.producer_ids.take() };
+                Message::ProducerInitOk(answer).encode_frame(stream.answers());
+            }
             Message::Topology => {
                 let view = TopologyView { brokers: Vec::new() };
                 Message::TopologyView(view).encode_frame(stream.answers());

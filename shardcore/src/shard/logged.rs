@@ -35,8 +35,8 @@ impl Claimed {
 /// What came of a publish.
 #[derive(Debug)]
 pub enum Taken {
-    /// Claimed; it is answered when it is settled.
-    Claimed,
+    /// Claimed from this offset on; it is answered when it is settled.
+    Claimed(Offset),
     /// No room for the moment; the log says when there is.
     Full(Job),
     /// The log is not here any more.
@@ -121,7 +121,7 @@ impl Logged {
         let records = job.records;
         self.claimed_bytes += records.encoded_len();
         self.claimed.push_back(Claimed { to: from, token, base, records });
-        Taken::Claimed
+        Taken::Claimed(base)
     }
 
     /// The next batch that lies below `end`, which is settled.

@@ -105,6 +105,19 @@ pub enum NotWritten {
     Stopped,
     /// More than a batch of the log can hold.
     TooLarge,
+    /// What the log says of producers cannot be read.
+    Unreadable,
+    /// Its number does not fit what the shard knows of its producer.
+    Number(NumberRefusal),
+}
+
+/// Why a numbered publish was refused (client-protocol 10.8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NumberRefusal {
+    Gap { expected: Sequence },
+    Expired,
+    Reused,
+    Unknown,
 }
 
 /// Why a page below the ring could not be read.

@@ -7,20 +7,27 @@
 
 pub mod logged;
 pub mod mail;
+mod numbers;
 pub mod ring;
 #[cfg(test)]
 mod tests;
 
 use std::num::NonZeroU32;
 
+use felix_logstore::record::Batch;
 use felix_wire::id::{CoreId, Generation, Offset};
 use smallvec::SmallVec;
 
+use crate::projection::producer::Numbered;
 use crate::snapshot::ShardId;
-use crate::store::{LogAt, PageFor, Store};
+use crate::store::{LogAt, PageFor, PageReader, Store};
 use logged::{Logged, Taken};
-use mail::{Bounce, Ending, FromShard, Job, LanePos, Reader, ShardInput, ShardOutput, Start, SubToken};
+use mail::{Bounce, Ending, FromShard, Job, LanePos, PageLoss, Reader, ShardInput, ShardOutput, Start, SubToken};
+use numbers::{Numbering, Numbers};
 use ring::{Page, Ring, RingLimits, SLOT_OVERHEAD_BYTES};
+
+/// Bytes of a log read at once for the sake of its producers.
+const NUMBERS_PAGE_BYTES: usize = 4 << 20;
 
 /// What one reading core was sent.
 #[derive(Debug)]
@@ -50,6 +57,14 @@ struct Sender {
     starved_bytes: Option<usize>,
 }
 
+/// What came of looking at the number of a publish.
+enum Checked {
+    Append(Numbered),
+    /// What the log says of its producer is not known yet.
+    Wait,
+    Answered,
+}
+
 /// Outputs of a turn, each with the core it goes to.
 pub type Outputs = Vec<(CoreId, FromShard)>;
 
@@ -74,13 +89,15 @@ pub struct Shard {
     senders: SmallVec<[Sender; 4]>,
     /// The shard of a durable stream; its ring holds the newest of what is settled.
     logged: Option<Logged>,
+    numbers: Numbers,
 }
 
 impl Shard {
     /// A shard that begins empty at offset 0.
     pub fn open(id: ShardId, generation: Generation, limits: RingLimits) -> Shard {
         let ring = Ring::new(Offset(0), limits);
-        Shard { id, generation, ring, links: SmallVec::new(), senders: SmallVec::new(), logged: None }
+        let (links, senders) = (SmallVec::new(), SmallVec::new());
+        Shard { id, generation, ring, links, senders, logged: None, numbers: Numbers::in_memory() }
     }
 
     /// The shard of a durable stream. None while something of its log is in flight.
@@ -94,7 +111,7 @@ impl Shard {
         let (logged, next) = Logged::open(store, at)?;
         let ring = Ring::new(next, limits);
         let (links, senders) = (SmallVec::new(), SmallVec::new());
-        Some(Shard { id, generation, ring, links, senders, logged: Some(logged) })
+        Some(Shard { id, generation, ring, links, senders, logged: Some(logged), numbers: Numbers::in_log() })
     }
 
     /// Where its log is, if it has one.
@@ -132,46 +149,138 @@ impl Shard {
     /// Takes a batch, or bounces it. In memory exactly one output is added; with a log at most one, and none when the
     /// answer comes with what is settled.
     pub fn publish(&mut self, from: CoreId, at: LanePos, job: Job, cx: &mut ShardCx<'_>) {
-        let needed = job.records.encoded_len();
         let sender = sender_of(&mut self.senders, from);
         let in_order = at.seq == 0 || sender.next == Some(at);
         if !in_order {
             return self.bounce(from, job, cx.out);
         }
-        if self.logged.is_some() {
-            return self.publish_logged(from, at, job, cx);
+        // A bounce takes it back.
+        sender_of(&mut self.senders, from).next = Some(LanePos { seq: at.seq.wrapping_add(1), ..at });
+        let numbered = match job.producer {
+            None => None,
+            Some(_) => match self.check_number(from, &job, cx) {
+                Checked::Append(numbered) => Some(numbered),
+                Checked::Wait => return self.bounce(from, job, cx.out),
+                Checked::Answered => return,
+            },
+        };
+        let base = match self.logged.is_some() {
+            true => self.append_logged(from, job, cx),
+            false => self.append(from, job, cx),
+        };
+        if let Some((numbered, base)) = numbered.zip(base) {
+            self.numbers.claimed(&numbered, base);
         }
+    }
+
+    /// Decides a numbered publish.
+    fn check_number(&mut self, from: CoreId, job: &Job, cx: &mut ShardCx<'_>) -> Checked {
+        let held = (self.start(cx.store.as_deref()), self.ring.end());
+        let token = job.token;
+        let what = match self.numbers.check(from, job, held) {
+            Numbering::Append(numbered) => return Checked::Append(numbered),
+            Numbering::Read(start, end) => {
+                self.read_numbers(start, end, cx);
+                return Checked::Wait;
+            }
+            Numbering::Wait => {
+                if let Some(logged) = &mut self.logged {
+                    logged.full = true;
+                }
+                return Checked::Wait;
+            }
+            Numbering::WithFirst => return Checked::Answered,
+            Numbering::Settled(base) => {
+                ShardOutput::Published { token, base, logged: self.logged.is_some() }
+            }
+            Numbering::Refused(why) => ShardOutput::Refused { token, why },
+        };
+        self.send(from, what, cx.out);
+        Checked::Answered
+    }
+
+    /// Appends to the ring. Gives the first offset, if there was room.
+    fn append(&mut self, from: CoreId, job: Job, cx: &mut ShardCx<'_>) -> Option<Offset> {
         let pin = self.pin();
+        let needed = job.records.encoded_len();
         let room = self.fits_core(needed, cx.free_bytes);
         let count = NonZeroU32::new(job.records.count());
         let (Some(count), true) = (count, room && self.ring.make_room(needed, pin)) else {
-            return self.bounce(from, job, cx.out);
+            self.bounce(from, job, cx.out);
+            return None;
         };
-        sender_of(&mut self.senders, from).next = Some(LanePos { seq: at.seq.wrapping_add(1), ..at });
         let claim = self.ring.claim(count);
         let appended = self.ring.append(claim, job.records, pin);
-        let what = ShardOutput::Published { token: job.token, base: appended.base(), logged: false };
-        self.send(from, what, cx.out);
+        let base = appended.base();
+        self.send(from, ShardOutput::Published { token: job.token, base, logged: false }, cx.out);
+        Some(base)
     }
 
-    fn publish_logged(&mut self, from: CoreId, at: LanePos, job: Job, cx: &mut ShardCx<'_>) {
+    /// Claims and appends in the log. Gives the first offset, if it was claimed; it is answered when it is settled.
+    fn append_logged(&mut self, from: CoreId, job: Job, cx: &mut ShardCx<'_>) -> Option<Offset> {
         let (Some(logged), Some(store)) = (&mut self.logged, cx.store.as_deref_mut()) else {
-            return self.bounce(from, job, cx.out);
+            self.bounce(from, job, cx.out);
+            return None;
         };
-        let taken = logged.publish(store, (from, job), (self.generation, cx.unix_ms));
-        let what = match taken {
-            Taken::Full(job) => return self.bounce(from, job, cx.out),
-            Taken::Gone(job) => ShardOutput::Bounced { job, why: Bounce::Moved },
-            Taken::Claimed => {
-                sender_of(&mut self.senders, from).next = Some(LanePos { seq: at.seq.wrapping_add(1), ..at });
-                return;
+        let what = match logged.publish(store, (from, job), (self.generation, cx.unix_ms)) {
+            Taken::Claimed(base) => return Some(base),
+            Taken::Full(job) => {
+                self.bounce(from, job, cx.out);
+                return None;
             }
-            Taken::Refused(token, why) => {
-                sender_of(&mut self.senders, from).next = Some(LanePos { seq: at.seq.wrapping_add(1), ..at });
-                ShardOutput::Refused { token, why }
+            Taken::Gone(job) => {
+                sender_of(&mut self.senders, from).next = None;
+                ShardOutput::Bounced { job, why: Bounce::Moved }
             }
+            Taken::Refused(token, why) => ShardOutput::Refused { token, why },
         };
         self.send(from, what, cx.out);
+        None
+    }
+
+    /// Has what the log says of producers read; numbered publishes wait until then.
+    fn read_numbers(&mut self, from: Offset, until: Offset, cx: &mut ShardCx<'_>) {
+        if let Some((logged, store)) = self.logged.as_mut().zip(cx.store.as_deref_mut()) {
+            logged.full = true;
+            let page = PageFor { shard: self.id, reader: PageReader::Numbers, from };
+            store.read(logged.at(), page, until, NUMBERS_PAGE_BYTES);
+        }
+    }
+
+    /// A page of the log that was read for the sake of its producers. Afterwards `flush` must run.
+    pub fn numbers_page(&mut self, batches: &[Batch], from: Offset, cx: &mut ShardCx<'_>) {
+        let next = batches.last().map_or(from, |batch| batch.head().end());
+        match self.numbers.take_page(batches, next) {
+            Some((from, until)) => self.read_numbers(from, until, cx),
+            None => self.log_has_room(),
+        }
+    }
+
+    /// There is no such page.
+    pub fn numbers_lost(&mut self, why: PageLoss, cx: &mut ShardCx<'_>) {
+        match why {
+            PageLoss::TooOld(start) => match self.numbers.lost_until(start) {
+                Some((from, until)) => self.read_numbers(from, until, cx),
+                None => self.log_has_room(),
+            },
+            PageLoss::Damaged => {
+                self.numbers.reading_failed();
+                self.log_has_room();
+            }
+        }
+    }
+
+    /// Retention moved the start of its log.
+    pub fn log_start_moved(&mut self, start: Offset) {
+        self.numbers.forget_below(start);
+    }
+
+    /// The first offset that can be read.
+    fn start(&self, store: Option<&Store>) -> Offset {
+        match self.logged.as_ref().zip(store) {
+            Some((logged, store)) => logged.start(store),
+            None => self.ring.start(),
+        }
     }
 
     /// Sends a publish back; its sender is told when there is room.
@@ -199,6 +308,9 @@ impl Shard {
             let answer = FromShard { shard: self.id, generation: self.generation, what };
             cx.out.push((claimed.to, answer));
         }
+        for (to, token, base) in self.numbers.settled(end) {
+            self.send(to, ShardOutput::Published { token, base, logged: true }, cx.out);
+        }
     }
 
     /// Its log has room again.
@@ -214,6 +326,9 @@ impl Shard {
         for claimed in self.logged.iter_mut().flat_map(Logged::stop) {
             let what = ShardOutput::Unknown { token: claimed.token };
             out.push((claimed.to, FromShard { shard, generation, what }));
+        }
+        for (to, token) in self.numbers.stop() {
+            out.push((to, FromShard { shard, generation, what: ShardOutput::Unknown { token } }));
         }
     }
 
@@ -255,7 +370,7 @@ impl Shard {
             }
             let below_ring = from < self.ring.start();
             if let Some(store) = cx.store.as_deref_mut().filter(|_| below_ring) {
-                let page = PageFor { shard: self.id, to, token, from };
+                let page = PageFor { shard: self.id, reader: PageReader::Subscription { to, token }, from };
                 return store.read(logged.at(), page, self.ring.end(), bytes_max);
             }
         }
@@ -308,9 +423,8 @@ impl Shard {
         cx: &mut ShardCx<'_>,
     ) {
         let out = &mut *cx.out;
-        let log_start = self.logged.as_ref().zip(cx.store.as_deref()).map(|(log, store)| log.start(store));
         let logged = self.logged.is_some();
-        let (oldest, end) = (log_start.unwrap_or_else(|| self.ring.start()), self.ring.end());
+        let (oldest, end) = (self.start(cx.store.as_deref()), self.ring.end());
         let begin = match start {
             Start::Latest => end,
             Start::Earliest => oldest,

@@ -27,6 +27,7 @@ use super::subscribing::{FeedKey, Sub};
 use super::tenants::Tenants;
 use crate::access::Access;
 use crate::hash::HashState;
+use crate::projection::producer::ProducerIds;
 use crate::projection::stream::feed::Feed;
 use crate::session::{Action, CLOSE_SHUTDOWN, Cx, Session};
 use crate::shard::mail::{Ending, FromShard, SubToken, ToShard};
@@ -92,6 +93,7 @@ pub struct Core {
     access: Access,
     keys: Arc<Keys>,
     pub(super) routes: Arc<Routes>,
+    producer_ids: ProducerIds,
     scratch: String,
     pub(super) windows_bytes: usize,
     pub(super) sessions: Map<ConnKey, Session>,
@@ -164,6 +166,7 @@ impl Core {
             access: Access::default(),
             keys: Arc::default(),
             routes: Arc::default(),
+            producer_ids: ProducerIds::new(boot, id),
             scratch: String::new(),
             windows_bytes: 0,
             sessions: Map::default(),
@@ -354,6 +357,7 @@ impl Core {
             counters: &self.counters,
             tenants: &mut self.tenants,
             windows_bytes: &mut self.windows_bytes,
+            producer_ids: &mut self.producer_ids,
             scratch: &mut self.scratch,
             actions: &mut self.actions,
         };
@@ -438,8 +442,8 @@ impl Core {
         let mut actions = std::mem::take(&mut self.actions);
         for action in actions.drain(..) {
             match action {
-                Action::Publish { stream, tenant, place, records, ack } => {
-                    self.publish(now, Origin { conn, stream, tenant }, &place, records, ack);
+                Action::Publish { stream, tenant, place, records, producer, ack } => {
+                    self.publish(now, Origin { conn, stream, tenant }, &place, (records, producer), ack);
                 }
                 Action::Subscribe(ask) => self.subscribe(now, conn, *ask),
                 Action::NeedKeys { tenant, kid } => self.admin_out.push(FromCore::NeedKeys { tenant, kid }),

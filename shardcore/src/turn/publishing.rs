@@ -5,7 +5,7 @@
 use felix_runtime::clock::Tick;
 use felix_runtime::quic::{ConnKey, StreamId};
 use felix_wire::client::Records;
-use felix_wire::id::CoreId;
+use felix_wire::id::{CoreId, ProducerId, Sequence};
 
 use super::core::Core;
 use super::counters::Counter;
@@ -59,7 +59,7 @@ impl Core {
         now: Tick,
         origin: Origin,
         place: &Granted<Place>,
-        records: Records,
+        (records, producer): (Records, Option<(ProducerId, Sequence)>),
         ack: Option<AckSlot>,
     ) {
         let place = *place.get();
@@ -75,7 +75,7 @@ impl Core {
             self.tenants.add(origin.tenant, TenantCount::Shed, 1);
             return self.settle(token, None);
         }
-        lane.submit(mail::Job { token, records, producer: None });
+        lane.submit(mail::Job { token, records, producer });
         self.run_lane(now, place.shard);
     }
 

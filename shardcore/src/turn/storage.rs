@@ -3,7 +3,7 @@
 //! an answer to a publish is made from what the log settled; a log is deleted only on the admin thread's word.
 //! Not here: the engines (`felix_logstore`), carrying out operations (`run`).
 
-use felix_logstore::engine::{Event, LogId, ReadError};
+use felix_logstore::engine::{Event, LogId, ReadError, ReadId};
 use felix_logstore::id::ShardKey;
 use felix_logstore::retention::Retention;
 use felix_runtime::clock::Tick;
@@ -16,7 +16,7 @@ use crate::shard::logged::page_of;
 use crate::shard::mail::{Ending, FromShard, PageLoss, Reader, ShardOutput};
 use crate::shard::{Shard, ShardCx};
 use crate::snapshot::{FromCore, LogOrder, ShardId};
-use crate::store::{LogAt, LogSource, Store, StoreSettings, VolumeStart};
+use crate::store::{LogAt, LogSource, PageReader, Store, StoreSettings, VolumeStart};
 
 /// A durable shard of this core as the routes name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,13 +178,23 @@ impl Core {
                 tracing::error!(%reason, %unknown_from, key = %self.key_of(at(log)), "a log stopped: its stream takes no writes until the broker is started again");
                 self.with_logged(at(log), |shard, cx| shard.log_stopped(cx.out));
             }
-            Event::Page { read, batches, .. } => {
+            Event::Page { log, read, batches } => {
                 let Some(page_for) = self.store.as_mut().and_then(|store| store.take_read(read)) else { return };
-                let page = page_of(&batches, page_for.from);
-                let what = ShardOutput::Page { reader: Reader::CatchUp(page_for.token), page };
-                self.answer_reader(page_for.shard, page_for.to, what);
+                match page_for.reader {
+                    PageReader::Subscription { to, token } => {
+                        let page = page_of(&batches, page_for.from);
+                        let what = ShardOutput::Page { reader: Reader::CatchUp(token), page };
+                        self.answer_reader(page_for.shard, to, what);
+                    }
+                    PageReader::Numbers => self.with_logged(at(log), |shard, cx| {
+                        shard.numbers_page(&batches, page_for.from, cx);
+                    }),
+                }
             }
-            Event::ReadFailed { read, error, .. } => self.read_failed(read, &error),
+            Event::StartMoved { log, start } => {
+                self.with_logged(at(log), |shard, _| shard.log_start_moved(start));
+            }
+            Event::ReadFailed { log, read, error } => self.read_failed(at(log), read, &error),
             Event::CreateFailed { log, error } => {
                 let key = self.key_of(at(log));
                 tracing::error!(%error, %key, "a log could not be made; it is tried again with the next routes");
@@ -204,7 +214,7 @@ impl Core {
                 tracing::error!(volume, "the volume is nearly full: writes to durable streams are refused");
             }
             Event::DiskTrouble { what, error } => tracing::error!(volume, %error, "disk trouble: {what}"),
-            Event::Created { .. } | Event::StartMoved { .. } | Event::Closed => {}
+            Event::Created { .. } | Event::Closed => {}
             Event::Cut { .. } | Event::CutFailed { .. } => {}
         }
     }
@@ -242,7 +252,7 @@ impl Core {
         self.shard_out.push((to, FromShard { shard: id, generation: shard.generation(), what }));
     }
 
-    fn read_failed(&mut self, read: felix_logstore::engine::ReadId, error: &ReadError) {
+    fn read_failed(&mut self, at: LogAt, read: ReadId, error: &ReadError) {
         let Some(page_for) = self.store.as_mut().and_then(|store| store.take_read(read)) else { return };
         let why = match error {
             ReadError::TooOld { start } => PageLoss::TooOld(*start),
@@ -252,8 +262,12 @@ impl Core {
                 PageLoss::Damaged
             }
         };
-        let what = ShardOutput::PageLost { token: page_for.token, why };
-        self.answer_reader(page_for.shard, page_for.to, what);
+        match page_for.reader {
+            PageReader::Subscription { to, token } => {
+                self.answer_reader(page_for.shard, to, ShardOutput::PageLost { token, why });
+            }
+            PageReader::Numbers => self.with_logged(at, |shard, cx| shard.numbers_lost(why, cx)),
+        }
     }
 
     /// Ends the shard that a log serves, if it does.

@@ -117,7 +117,7 @@ impl Node {
         let records = Records::from_payloads([vec![0; bytes]]);
         let tenant = self.cores[core].tenants.slot(&"t".into());
         let origin = Origin { conn: self.conn, stream: id, tenant };
-        self.cores[core].publish(self.now, origin, &granted(place), records, None);
+        self.cores[core].publish(self.now, origin, &granted(place), (records, None), None);
     }
 
     /// What the core counted for the tenant of the publishes.

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use felix_logstore::record::{Batch, BatchKind};
-use felix_wire::id::{Offset, ProducerId, Sequence};
+use felix_wire::id::{CoreId, Offset, ProducerId, Sequence};
 
 pub use digest::Digest;
 use history::{History, Remembered};
@@ -26,6 +26,30 @@ pub use snapshot::SnapshotError;
 pub const PRODUCERS_MAX: usize = 4_096;
 /// Batches it remembers of each (semantics 2.5).
 pub const BATCHES_PER_PRODUCER_MAX: usize = 64;
+
+/// Makes the ids of producers. Scope: one per core.
+#[derive(Debug)]
+pub struct ProducerIds(u64);
+
+impl ProducerIds {
+    /// `boot`: random per process, so that no two processes give the same ids.
+    pub fn new(boot: u64, core: CoreId) -> ProducerIds {
+        ProducerIds(mix(boot ^ mix(u64::from(core.0) + 1)))
+    }
+
+    /// One that was not given before.
+    pub fn take(&mut self) -> ProducerId {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        ProducerId(mix(self.0))
+    }
+}
+
+/// The finalizer of splitmix64: one to one, and every bit depends on all.
+fn mix(mut word: u64) -> u64 {
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
 
 /// A batch as its producer numbered it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,167 @@
+//! Numbered publishes of one shard: what is known of their producers, and how that comes out of the log. Sans-io.
+//! Scope: one per shard. Owns: the producers' state, and the reading of it.
+//! Invariants: no numbered publish is decided before everything the log held when the shard was opened has been read;
+//! a second copy of a publish is answered when the first one is settled, and never appended.
+//! Not here: the rules of the numbers (`projection::producer`).
+
+use std::num::NonZeroU32;
+
+use felix_logstore::record::Batch;
+use felix_wire::id::{CoreId, Offset};
+
+use super::mail::{Job, JobToken, NotWritten, NumberRefusal};
+use crate::projection::producer::{Digest, Numbered, ProducerCore, Verdict};
+
+/// How far the producers of a shard are known.
+#[derive(Debug)]
+enum State {
+    /// Nobody has published with a number yet.
+    Unread,
+    /// Being read from the log, from `at` up to `until`.
+    Reading {
+        producers: Box<ProducerCore>,
+        at: Offset,
+        until: Offset,
+    },
+    Known(Box<ProducerCore>),
+    /// The log could not be read.
+    Lost,
+}
+
+/// A second copy whose first one is on its way.
+#[derive(Debug)]
+struct Waiter {
+    to: CoreId,
+    token: JobToken,
+    base: Offset,
+    end: Offset,
+}
+
+/// What to do with a publish.
+#[derive(Debug)]
+pub enum Numbering {
+    /// Append it; it is this batch of its producer.
+    Append(Numbered),
+    /// The log has to be read first, from here up to there.
+    Read(Offset, Offset),
+    /// It is being read.
+    Wait,
+    /// It is there, from this offset on.
+    Settled(Offset),
+    /// It is answered with its first copy.
+    WithFirst,
+    Refused(NotWritten),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Numbers {
+    state: State,
+    waiters: Vec<Waiter>,
+}
+
+impl Numbers {
+    /// Of a shard in memory, where nobody can have published before.
+    pub fn in_memory() -> Numbers {
+        Numbers { state: State::Known(Box::new(ProducerCore::new())), waiters: Vec::new() }
+    }
+
+    /// Of a shard with a log, which is read when it is needed.
+    pub fn in_log() -> Numbers {
+        Numbers { state: State::Unread, waiters: Vec::new() }
+    }
+
+    /// Decides a numbered publish of core `from`. `held`: what the shard holds, from its start to its settled end.
+    pub fn check(&mut self, from: CoreId, job: &Job, (start, settled_end): (Offset, Offset)) -> Numbering {
+        let (Some((producer, sequence)), Some(count)) = (job.producer, NonZeroU32::new(job.records.count()))
+        else {
+            return Numbering::Refused(NotWritten::Number(NumberRefusal::Unknown));
+        };
+        let producers = match &self.state {
+            State::Known(producers) => producers,
+            State::Reading { .. } => return Numbering::Wait,
+            State::Lost => return Numbering::Refused(NotWritten::Unreadable),
+            State::Unread if start == settled_end => {
+                self.state = State::Known(Box::new(ProducerCore::new()));
+                return self.check(from, job, (start, settled_end));
+            }
+            State::Unread => {
+                let producers = Box::new(ProducerCore::new());
+                self.state = State::Reading { producers, at: start, until: settled_end };
+                return Numbering::Read(start, settled_end);
+            }
+        };
+        let sent = Numbered { producer, sequence, count, digest: Digest::of(&job.records) };
+        match producers.check(&sent, settled_end) {
+            Verdict::Append => Numbering::Append(sent),
+            Verdict::Duplicate { base, settled: true, .. } => Numbering::Settled(base),
+            Verdict::Duplicate { base, end, .. } => {
+                self.waiters.push(Waiter { to: from, token: job.token, base, end });
+                Numbering::WithFirst
+            }
+            Verdict::Gap { expected } => Numbering::Refused(NotWritten::Number(NumberRefusal::Gap { expected })),
+            Verdict::Expired => Numbering::Refused(NotWritten::Number(NumberRefusal::Expired)),
+            Verdict::Reused => Numbering::Refused(NotWritten::Number(NumberRefusal::Reused)),
+            Verdict::Unknown => Numbering::Refused(NotWritten::Number(NumberRefusal::Unknown)),
+        }
+    }
+
+    /// Offsets from `base` on were claimed for the batch.
+    pub fn claimed(&mut self, sent: &Numbered, base: Offset) {
+        if let State::Known(producers) = &mut self.state {
+            producers.claimed(sent, base);
+        }
+    }
+
+    /// A page of the log, which ends at `next`. Gives where the next one begins and the reading ends; none when the
+    /// producers are known.
+    pub fn take_page(&mut self, batches: &[Batch], next: Offset) -> Option<(Offset, Offset)> {
+        let State::Reading { producers, at, until } = &mut self.state else { return None };
+        for batch in batches.iter().filter(|batch| batch.head().base < *until) {
+            if let Some((numbered, base)) = Numbered::from_log(batch) {
+                producers.replay(&numbered, base);
+            }
+        }
+        *at = (*at).max(next);
+        if *at < *until {
+            return Some((*at, *until));
+        }
+        let known = std::mem::take(producers);
+        self.state = State::Known(known);
+        None
+    }
+
+    /// Retention has removed the beginning of what is being read; the reading goes on at `start`. None when nothing is
+    /// being read.
+    pub fn lost_until(&mut self, start: Offset) -> Option<(Offset, Offset)> {
+        self.take_page(&[], start)
+    }
+
+    /// The log could not be read: numbered publishes are refused, others go on.
+    pub fn reading_failed(&mut self) {
+        if matches!(self.state, State::Reading { .. }) {
+            self.state = State::Lost;
+        }
+    }
+
+    /// Nothing below `start` is held any more.
+    pub fn forget_below(&mut self, start: Offset) {
+        if let State::Known(producers) = &mut self.state {
+            producers.forget_below(start);
+        }
+    }
+
+    /// The second copies whose first one lies below `end`: whom to answer, with which offset.
+    pub fn settled(&mut self, end: Offset) -> Vec<(CoreId, JobToken, Offset)> {
+        if self.waiters.is_empty() {
+            return Vec::new();
+        }
+        let settled = self.waiters.extract_if(.., |waiter| waiter.end <= end);
+        settled.map(|waiter| (waiter.to, waiter.token, waiter.base)).collect()
+    }
+
+    /// All second copies that wait: nobody can say any more whether the first one is there.
+    pub fn stop(&mut self) -> impl Iterator<Item = (CoreId, JobToken)> + use<> {
+        std::mem::take(&mut self.waiters).into_iter().map(|waiter| (waiter.to, waiter.token))
+    }
+}
