@@ -18,10 +18,15 @@ impl Lane {
     /// The broker refused a frame's number. That may only follow from an earlier frame which was not taken.
     pub(super) fn producer_ended(&mut self, request: RequestId, batch: Batch, reason: ProducerEnd) {
         let oldest = self.oldest_number();
-        let follows = self.numbers.numbering().is_some_and(|numbering| match reason {
-            ProducerEnd::SequenceGap { expected } => numbering.follows_from_ours(Sequence(expected), oldest),
-            _ => false,
-        });
+        // A shard that has seen nothing of the producer expects its first frame.
+        let expected = match reason {
+            ProducerEnd::SequenceGap { expected } => Some(Sequence(expected)),
+            ProducerEnd::UnknownProducer => Some(Sequence(0)),
+            ProducerEnd::SequenceExpired | ProducerEnd::SequenceReused => None,
+        };
+        let numbering = self.numbers.numbering().zip(expected);
+        let follows =
+            numbering.is_some_and(|(numbering, expected)| numbering.follows_from_ours(expected, oldest));
         // A producer that is left anyway is not asked.
         if (follows || self.numbers_after.is_some()) && self.ended.is_none() {
             return self.returned.push((request, batch));

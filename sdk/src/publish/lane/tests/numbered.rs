@@ -135,7 +135,8 @@ fn what_was_refused_for_now_and_what_came_behind_it_goes_again_in_order() {
     rig.answer(1, refuse(ErrorCode::Overloaded)).unwrap();
     assert!(rig.send_numbered().is_empty(), "nothing may pass what came back");
     rig.answer(2, gap(0)).unwrap();
-    rig.answer(3, gap(0)).unwrap();
+    // A shard that has never taken anything of the producer does not know it.
+    rig.answer(3, Answer::Ended(ProducerEnd::UnknownProducer)).unwrap();
     rig.later();
     assert_eq!(sequences(&rig.send_numbered()), [(0, "a"), (1, "b"), (2, "c")]);
 }
@@ -380,6 +381,9 @@ struct Shard {
 
 impl Shard {
     fn append(&mut self, producer: ProducerId, sequence: u64, records: &[String]) -> Answer {
+        if sequence > 0 && !self.producers.contains_key(&producer) {
+            return Answer::Ended(ProducerEnd::UnknownProducer);
+        }
         let batches = self.producers.entry(producer).or_default();
         let expected = batches.len() as u64;
         if let Some((base, first)) = batches.get(sequence as usize) {
