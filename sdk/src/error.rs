@@ -210,9 +210,40 @@ pub enum PublishError {
         /// Frames written and not known to have arrived.
         frames: u64,
     },
+    /// The broker ended the idempotent producer on the send's shard. Everything of this publisher for that shard fails
+    /// this way from then on; a new publisher begins with a new producer.
+    #[error("{}: the producer was ended: {reason}", if *.outcome_unknown { "outcome unknown" } else { "not written" })]
+    ProducerEnded {
+        /// What the broker said.
+        reason: ProducerEnd,
+        /// An earlier copy of this send, whose answer is missing, may have been written. Otherwise nothing of it was.
+        outcome_unknown: bool,
+    },
     /// Nothing was sent: the publisher is closed.
     #[error("the publisher is closed")]
     Closed,
+}
+
+/// Why a broker ended an idempotent producer on one shard (client-protocol 10.8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProducerEnd {
+    /// The shard's next batch of this producer would be one that was acknowledged before: it has lost records, or serves
+    /// an older state.
+    #[error("the shard expects batch {expected}, which is behind what it acknowledged")]
+    SequenceGap {
+        /// The number it expects.
+        expected: u64,
+    },
+    /// The batch is older than what the shard remembers of the producer. It was taken once, nobody knows where.
+    #[error("the batch is older than what the shard remembers")]
+    SequenceExpired,
+    /// The shard does not know the producer any more: it had too many others, or retention removed all its records.
+    #[error("the shard does not know the producer")]
+    UnknownProducer,
+    /// The shard holds other records under the batch's number.
+    #[error("the shard holds other records under the batch's number")]
+    SequenceReused,
 }
 
 impl PublishError {
@@ -243,7 +274,10 @@ impl PublishError {
             Self::Refused(refusal) => refusal.retry,
             Self::Unavailable(error) if error.is_worth_another_read() => RetryClass::Retry,
             Self::Unavailable(_) => RetryClass::Fatal,
-            Self::OutcomeUnknown { .. } | Self::MayBeLost { .. } => RetryClass::OutcomeUnknown,
+            Self::ProducerEnded { outcome_unknown: false, .. } => RetryClass::Fatal,
+            Self::OutcomeUnknown { .. } | Self::MayBeLost { .. } | Self::ProducerEnded { .. } => {
+                RetryClass::OutcomeUnknown
+            }
         }
     }
 

@@ -19,6 +19,21 @@ pub const NOT_FOUND_PATIENCE: Duration = Duration::from_secs(3);
 /// Publishes that were refused with nothing written are sent again for this long.
 pub const RETRY_REFUSED: Duration = Duration::from_secs(5);
 
+/// Idempotent publishes are sent again until this long after acceptance, whatever became of the earlier copies. Longer
+/// than a broker takes to start.
+pub const RETRY_IDEMPOTENT: Duration = Duration::from_secs(60);
+
+/// Unsettled batches of one producer on one shard, all of which the shard remembers (client-protocol 10.8): any of them
+/// can be sent again.
+pub const PRODUCER_BATCHES_MAX: u64 = 64;
+
+/// What is tried within a retry time gets at least this long.
+pub const ATTEMPT_MIN: Duration = Duration::from_secs(1);
+
+/// How many times longer than a new stream one that was there is taken for "not known yet": a broker that has just been
+/// started reads the catalog first.
+pub const KNOWN_BEFORE_FACTOR: u32 = 10;
+
 /// One call of a token provider (client-protocol 4.2).
 pub const TOKEN_PROVIDER_TIMEOUT: Duration = Duration::from_secs(30);
 

@@ -4,11 +4,13 @@
 //! accepted send is settled exactly once, or its receipt reads as an unknown outcome.
 //! Not here: what happens per shard (`lane`, `driver`) and which shards there are (`table`).
 
+mod answer;
 mod driver;
 mod encode;
 mod inbox;
 mod item;
 mod lane;
+mod numbers;
 mod table;
 
 use std::future::Future;
@@ -70,6 +72,18 @@ impl BatchLimits {
     }
 }
 
+/// Whether records are published by a numbered producer, which a broker takes once however often they are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Idempotence {
+    /// On streams that are on disk, when the broker serves producers and publishes are answered; else not.
+    #[default]
+    Auto,
+    /// Always; a broker or stream that cannot is an error.
+    On,
+    /// Never.
+    Off,
+}
+
 #[derive(Debug, Clone)]
 struct Options {
     ack: AckMode,
@@ -77,6 +91,8 @@ struct Options {
     in_flight_max: usize,
     batch: BatchLimits,
     retry_for: Duration,
+    idempotence: Idempotence,
+    retry_numbered_for: Duration,
 }
 
 impl Options {
@@ -101,6 +117,8 @@ impl PublisherBuilder {
             in_flight_max: limits::PUBLISH_IN_FLIGHT_MAX,
             batch: BatchLimits::default(),
             retry_for: limits::RETRY_REFUSED,
+            idempotence: Idempotence::default(),
+            retry_numbered_for: limits::RETRY_IDEMPOTENT,
         };
         Self { shared, stream, options }
     }
@@ -130,17 +148,37 @@ impl PublisherBuilder {
     }
 
     /// How long after acceptance a send that was refused with nothing written is sent again, 5 s by default. While
-    /// later sends of the same shard were taken in between, the order of the repeated one is lost.
+    /// later sends of the same shard were taken in between, the order of the repeated one is lost. For publishes that are
+    /// not idempotent.
     pub fn retry_refused(mut self, for_at_most: Duration) -> Self {
         self.options.retry_for = for_at_most;
+        self
+    }
+
+    /// Whether publishes are idempotent; [`Idempotence::Auto`] by default. Such a send is sent again after anything but
+    /// a final answer, also when an earlier copy may have been written: the shard stores it once, and its order is kept.
+    pub fn idempotent(mut self, idempotence: Idempotence) -> Self {
+        self.options.idempotence = idempotence;
+        self
+    }
+
+    /// How long after acceptance an idempotent send is tried in all, 60 s by default; the last attempt may take a second
+    /// longer. What may have been written by then has an unknown outcome, and what was sent after it to the same shard
+    /// without an answer too; later sends go on with a new producer.
+    pub fn retry_idempotent(mut self, for_at_most: Duration) -> Self {
+        self.options.retry_numbered_for = for_at_most;
         self
     }
 
     /// Asks for the stream's shards and owners.
     ///
     /// # Errors
-    /// [`PublishError::Unavailable`] when no broker can be asked or the stream is not known.
+    /// [`PublishError::Unavailable`] when no broker can be asked, the stream is not known, or idempotent publishes are
+    /// wanted without answers.
     pub async fn open(self) -> Result<Publisher, PublishError> {
+        if self.options.idempotence == Idempotence::On && !self.options.acked() {
+            return Err(Error::config("idempotent publishes are always answered").into());
+        }
         let name = self.shared.resolve(self.stream).map_err(PublishError::Unavailable)?;
         let core = Core::open(self.shared, name, self.options).await?;
         let budget = Arc::new(Semaphore::new(core.options().budget_bytes as usize));
@@ -230,6 +268,11 @@ impl Publisher {
     /// The number of shards the publisher routes by now.
     pub fn shard_count(&self) -> u32 {
         self.core.shard_count()
+    }
+
+    /// A producer numbers what is sent, on one shard at least. False until the first send was on its way.
+    pub fn is_idempotent(&self) -> bool {
+        self.core.is_numbered()
     }
 
     async fn send_payloads(&self, payloads: Payloads, key: Option<Bytes>) -> Result<Receipt, PublishError> {

@@ -1,15 +1,17 @@
 //! Where things are: brokers, the shards of a stream, and who owns each. Scope: per client.
-//! Owns: the three requests and what their answers mean.
+//! Owns: these requests, the one for a producer, and what their answers mean.
 //! Invariants: a list of owners that does not name every shard once, in order, is ignored (client-protocol 17.2).
 //! Not here: connecting to an owner (`client`).
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use felix_wire::client::{Message, ShardKind, ShardOwners as OwnersRequest, StreamShards as ShardsRequest};
+use felix_wire::client::{
+    Message, ProducerInit, ShardKind, ShardOwners as OwnersRequest, StreamShards as ShardsRequest,
+};
 use felix_wire::error_code::{ErrorCode, RetryClass};
 use felix_wire::features::Features;
-use felix_wire::id::{CoreId, RequestId};
+use felix_wire::id::{CoreId, ProducerId, RequestId};
 use felix_wire::routing::KeyMapping;
 
 use tokio::time::Instant;
@@ -65,6 +67,8 @@ pub(crate) struct Route {
     pub(crate) shards: StreamShards,
     /// One per shard in order, or empty.
     pub(crate) owners: Vec<ShardOwner>,
+    /// The stream is on disk, when the broker told.
+    pub(crate) durable: Option<bool>,
 }
 
 impl Route {
@@ -93,7 +97,7 @@ impl Client {
     pub async fn stream_shards(&self, stream: impl Into<StreamName>) -> Result<StreamShards, Error> {
         let name = self.shared.resolve(stream.into())?;
         let link = self.shared.entry().await?;
-        fetch_shards(&link, self.tenant(), &name).await
+        fetch_shards(&link, self.tenant(), &name).await.map(|(shards, _)| shards)
     }
 
     /// Who serves each shard of a stream, in shard order; empty when unknown.
@@ -111,7 +115,7 @@ impl Client {
 /// Shards and owners of `name` as `link`'s broker sees them. A broker that does not answer one of the questions
 /// is a single broker with one shard.
 pub(crate) async fn fetch_route(link: &Link, tenant: &str, name: &StreamName) -> Result<Route, Error> {
-    let shards = fetch_shards(link, tenant, name).await?;
+    let (shards, durable) = fetch_shards(link, tenant, name).await?;
     let mut owners = Vec::new();
     if shards.shards > 0 && link.granted().features.contains(Features::SHARD_OWNERS) {
         owners = fetch_owners(link, tenant, name).await?;
@@ -120,7 +124,17 @@ pub(crate) async fn fetch_route(link: &Link, tenant: &str, name: &StreamName) ->
             owners.clear();
         }
     }
-    Ok(Route { shards, owners })
+    Ok(Route { shards, owners, durable })
+}
+
+/// A new producer's id.
+pub(crate) async fn fetch_producer(link: &Link) -> Result<ProducerId, Error> {
+    let request = ProducerInit { request_id: FIRST_REQUEST };
+    let frame = link.request("producer_init", &Message::ProducerInit(request)).await?;
+    match decode(&frame)? {
+        Message::ProducerInitOk(ok) if ok.request_id == FIRST_REQUEST => Ok(ok.producer_id),
+        other => Err(unexpected("producer_init", &other)),
+    }
 }
 
 pub(crate) async fn fetch_brokers(link: &Link) -> Result<Vec<BrokerInfo>, Error> {
@@ -135,9 +149,14 @@ pub(crate) async fn fetch_brokers(link: &Link) -> Result<Vec<BrokerInfo>, Error>
     }
 }
 
-async fn fetch_shards(link: &Link, tenant: &str, name: &StreamName) -> Result<StreamShards, Error> {
+/// The stream's shards, and whether it is on disk, when the broker tells.
+async fn fetch_shards(
+    link: &Link,
+    tenant: &str,
+    name: &StreamName,
+) -> Result<(StreamShards, Option<bool>), Error> {
     if !link.granted().features.contains(Features::STREAM_SHARDS) {
-        return Ok(StreamShards { shards: 1, mapping: KeyMapping::Modulo });
+        return Ok((StreamShards { shards: 1, mapping: KeyMapping::Modulo }, None));
     }
     let request = ShardsRequest {
         tenant_id: Cow::Borrowed(tenant),
@@ -148,7 +167,7 @@ async fn fetch_shards(link: &Link, tenant: &str, name: &StreamName) -> Result<St
     let frame = link.request("stream_shards", &Message::StreamShards(request)).await?;
     match decode(&frame)? {
         Message::StreamShardsView(view) if view.request_id == FIRST_REQUEST => {
-            Ok(StreamShards { shards: view.shards, mapping: view.routing })
+            Ok((StreamShards { shards: view.shards, mapping: view.routing }, view.durable))
         }
         other => Err(unexpected("stream_shards", &other)),
     }

@@ -98,7 +98,8 @@ impl Features {
         EXPLICIT_SHARD = (0, 0x0000_0008);
         /// Private: `cores` and `core` in `auth_ok`, `core` in `shard_owners_view` entries.
         CORE_HINTS = (0, 0x0100_0000);
-        /// Private: events of in-memory streams carry offsets, `subscribed` carries `boot`.
+        /// Private: events of in-memory streams carry offsets, `subscribed` carries `boot`, `stream_shards_view`
+        /// carries `durable`.
         POSITIONS = (0, 0x0200_0000);
     }
 

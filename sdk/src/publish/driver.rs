@@ -4,31 +4,32 @@
 //! answers is handed to it, what happens to the stream is told to it. Every wait can be ended by the inbox.
 //! Not here: which lane a record goes to (`table`), what an answer means (`lane`).
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use felix_wire::client::{AckMode as WireAck, AckOutcome, Message, PublishAck};
-use felix_wire::error_code::RetryClass;
+use felix_wire::client::AckMode as WireAck;
 use felix_wire::features::Features;
 use felix_wire::flags::Flags;
 use felix_wire::frame::Frame;
-use felix_wire::id::RequestId;
+use felix_wire::id::ProducerId;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use crate::backoff::jitter_seed;
-use crate::connection::{AuthedStream, Granted, refusal, refusal_of};
+use crate::connection::{AuthedStream, Granted};
 use crate::error::Error;
-use crate::limits::{FLUSH_TIMEOUT, OWNER_PAUSE, ROUTE_REFRESH, WRITE_AHEAD_BYTES};
+use crate::limits::{
+    ATTEMPT_MIN, FLUSH_TIMEOUT, KNOWN_BEFORE_FACTOR, OWNER_PAUSE, ROUTE_REFRESH, WRITE_AHEAD_BYTES,
+};
+use crate::publish::answer::{Answered, read_answer};
 use crate::publish::encode::Encoder;
 use crate::publish::inbox::{Inbox, Look};
 use crate::publish::item::Item;
-use crate::publish::lane::{Answer, Lane, LaneRules, StreamGrant};
+use crate::publish::lane::{Lane, LaneRules, StreamGrant};
 use crate::publish::table::Core;
-use crate::publish::{AckMode, Options};
-use crate::topology::StreamShards;
+use crate::publish::{AckMode, Idempotence, Options};
+use crate::topology::{ShardOwner, StreamShards};
 
 /// See the module.
 pub(crate) struct Driver {
@@ -42,6 +43,10 @@ pub(crate) struct Driver {
     retiring: Option<oneshot::Sender<VecDeque<Item>>>,
     closed: bool,
     looked_at: Instant,
+    /// The last producer of the lane.
+    producer: Option<ProducerId>,
+    /// Who leads the shard, as somebody said who does not.
+    leader: Option<ShardOwner>,
 }
 
 /// Why a stream is left.
@@ -73,6 +78,9 @@ impl Driver {
             batch: options.batch,
             ack_timeout: core.shared().identity.deadlines.ack,
             retry_for: options.retry_for,
+            retry_numbered_for: options.retry_numbered_for,
+            unknown_for: core.shared().identity.deadlines.not_found * KNOWN_BEFORE_FACTOR,
+            may_fall_back: options.idempotence == Idempotence::Auto,
         };
         Self {
             core,
@@ -85,13 +93,15 @@ impl Driver {
             retiring: None,
             closed: false,
             looked_at: Instant::now(),
+            producer: None,
+            leader: None,
         }
     }
 
     /// Runs until the publisher is closed or the lane's items go to another table.
     pub(crate) async fn run(mut self) {
         while self.wait_for_work().await {
-            let outcome = match self.open_stream().await {
+            let outcome = match self.open_in_time().await {
                 Ok(stream) => self.use_stream(stream).await,
                 Err(error) => Leave::Lost(error),
             };
@@ -136,21 +146,40 @@ impl Driver {
         mail.look
     }
 
+    /// As [`Driver::open_stream`], but not longer than what waits is to be tried.
+    async fn open_in_time(&mut self) -> Result<AuthedStream, Error> {
+        let Some(until) = self.lane.try_until() else { return self.open_stream().await };
+        let started = Instant::now();
+        let until = until.max(started + ATTEMPT_MIN);
+        let late = Error::TimedOut { what: "opening a stream", waited: until - started };
+        timeout(until - started, self.open_stream()).await.map_err(|_| late)?
+    }
+
     async fn open_stream(&mut self) -> Result<AuthedStream, Error> {
-        let link = self.core.link_to(self.shard).await?;
-        match link.open().await {
-            Ok(stream) => {
-                let flags = stream.granted.flags;
-                if self.core.options().acked() && !flags.contains(Flags::PUBLISH_ACKED) {
-                    return Err(Error::NotServed { what: "acknowledged binary publishes" });
+        let link = self.core.link_to(self.shard, self.leader.take()).await?;
+        let opened = async {
+            let stream = link.open().await?;
+            let granted = &stream.granted;
+            if self.core.options().acked() && !granted.flags.contains(Flags::PUBLISH_ACKED) {
+                return Err(Error::NotServed { what: "acknowledged binary publishes" });
+            }
+            let numbered = numbered(self.core.options(), granted, self.core.durable())?;
+            self.lane.set_numbered(numbered);
+            if self.lane.wants_producer() {
+                match self.core.producer(&link, self.producer).await {
+                    Ok(producer) => {
+                        self.producer = Some(producer);
+                        self.lane.start_producer(producer);
+                    }
+                    Err(Error::NotServed { .. }) if self.core.options().idempotence == Idempotence::Auto => {
+                        self.lane.set_numbered(false);
+                    }
+                    Err(error) => return Err(error),
                 }
-                Ok(stream)
             }
-            Err(error) => {
-                self.core.shared().note(&error, &link);
-                Err(error)
-            }
-        }
+            Ok(stream)
+        };
+        opened.await.inspect_err(|error| self.core.shared().note(error, &link))
     }
 
     /// Tells the lane, then looks for the owner, who may be another one now.
@@ -184,11 +213,20 @@ impl Driver {
                     return self.pause().await;
                 }
                 Some(Look::Gone(error)) => {
-                    self.lane.fail_all(&error);
+                    self.lane.stream_gone(now, &error, jitter_seed());
                     self.core.count_lost(self.lane.take_lost());
-                    return;
+                    return self.pause().await;
                 }
-                None => self.inbox.bell.notified().await,
+                None => match self.lane.try_until() {
+                    None => self.inbox.bell.notified().await,
+                    Some(until) => {
+                        let left = until.max(self.looked_at + ATTEMPT_MIN) - now;
+                        if timeout(left, self.inbox.bell.notified()).await.is_err() {
+                            let late = Error::TimedOut { what: "looking for the shard", waited: left };
+                            return self.lane.cannot_send_or_wait(Instant::now(), &late, jitter_seed());
+                        }
+                    }
+                },
             }
         }
     }
@@ -303,7 +341,7 @@ impl Driver {
         let mut sent = false;
         while encoder.pending_bytes() < WRITE_AHEAD_BYTES {
             let Some(frame) = self.lane.start_frame(now) else { break };
-            let bytes = encoder.frame(frame.request, frame.items)?;
+            let bytes = encoder.frame(&frame)?;
             self.lane.frame_encoded(bytes);
             sent = true;
         }
@@ -339,11 +377,11 @@ impl Driver {
     }
 
     fn answer(&mut self, frame: &Frame) -> Result<(), Error> {
-        let (request, answer, forwarded) = read_answer(frame)?;
+        let Answered { request, answer, forwarded, leader } = read_answer(frame, self.shard)?;
         let now = Instant::now();
-        self.lane.answered(request, answer, now, jitter_seed).map_err(|unexpected| {
-            Error::protocol(format!("an answer to request {} is not owed", unexpected.0))
-        })?;
+        self.leader = leader.or(self.leader.take());
+        let answered = self.lane.answered(request, answer, now, jitter_seed);
+        answered.map_err(|broken| Error::protocol(broken.to_string()))?;
         if forwarded && now.duration_since(self.looked_at) >= OWNER_PAUSE {
             // Another broker owns the shard: go there once the flights have ended.
             self.lane.request_relook();
@@ -378,35 +416,19 @@ fn grant(granted: &Granted, options: &Options) -> StreamGrant {
     }
 }
 
-/// Request, outcome, and whether another broker owns the shard.
-fn read_answer(frame: &Frame) -> Result<(RequestId, Answer, bool), Error> {
-    if frame.flags != 0 {
-        let ack =
-            PublishAck::decode(frame.flags, &frame.payload).map_err(|e| Error::protocol(e.to_string()))?;
-        let answer = match ack.outcome {
-            AckOutcome::Ok { offset } => Answer::Stored { offset },
-            AckOutcome::Error { message, code: Some(coded) } => {
-                Answer::Refused(refusal(Some(coded.code), coded.retry, &message, coded.detail.as_ref()))
-            }
-            AckOutcome::Error { message, code: None } => {
-                Answer::Refused(refusal(None, RetryClass::OutcomeUnknown, &message, None))
-            }
-        };
-        return Ok((ack.request_id, answer, ack.owner.is_some()));
-    }
-    match crate::connection::decode(frame)? {
-        Message::PublishOk(ok) => Ok((ok.request_id, Answer::Stored { offset: ok.offset }, false)),
-        Message::PublishError(error) => {
-            let coded = felix_wire::client::Error {
-                message: Cow::Borrowed(&error.message),
-                code: error.code,
-                retry: error.retry,
-                detail: error.detail,
-            };
-            Ok((error.request_id, Answer::Refused(refusal_of(&coded)), false))
-        }
-        Message::Error(error) => Err(Error::Refused(refusal_of(&error))),
-        other => Err(crate::connection::unexpected("publish", &other)),
+/// Whether frames are numbered on a stream of a broker that granted this.
+///
+/// # Errors
+/// [`Error::NotServed`] when they must be and the broker cannot.
+fn numbered(options: &Options, granted: &Granted, durable: Option<bool>) -> Result<bool, Error> {
+    let served = granted.features.contains(Features::IDEMPOTENT_PRODUCER)
+        && granted.flags.contains(Flags::PUBLISH_IDEMPOTENT);
+    match options.idempotence {
+        Idempotence::Off => Ok(false),
+        // A broker that does not tell is asked by the first frame.
+        Idempotence::Auto => Ok(served && options.acked() && durable != Some(false)),
+        Idempotence::On if served => Ok(true),
+        Idempotence::On => Err(Error::NotServed { what: "idempotent publishes" }),
     }
 }
 

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 use felix_wire::client::{AckMode, Message, PublishHead, PublishWidth, encode_publish_head};
 use felix_wire::frame::HEADER_LEN;
-use felix_wire::id::RequestId;
 use quinn::Written;
 
 use crate::error::Error;
 use crate::limits::ZERO_COPY_BYTES;
 use crate::name::StreamName;
 use crate::publish::item::Item;
+use crate::publish::lane::NewFrame;
 use crate::topology::StreamShards;
 
 /// Where the length is in a frame header (client-protocol 2).
@@ -49,8 +49,9 @@ impl Encoder {
     ///
     /// # Errors
     /// [`Error::Protocol`] when the frame cannot exist; items are checked before, so that is our mistake.
-    pub(crate) fn frame(&mut self, request: RequestId, items: &[Item]) -> Result<usize, Error> {
+    pub(crate) fn frame(&mut self, frame: &NewFrame<'_>) -> Result<usize, Error> {
         let before = self.pending_bytes();
+        let items = frame.items;
         let key = items.first().and_then(|item| item.key.as_deref());
         if key.is_some()
             && let Some(shards) = self.declare.take()
@@ -59,7 +60,7 @@ impl Encoder {
         }
         let count: usize = items.iter().map(Item::records).sum();
         let run_len: usize = items.iter().map(|item| item.run_len).sum();
-        self.head(request, key, count, run_len)?;
+        self.head(frame, key, count, run_len)?;
         for record in items.iter().flat_map(|item| item.payloads.as_slice()) {
             // A record's length was checked to fit a frame, whose length has 32 bits.
             self.open.put_u32(record.len() as u32);
@@ -100,7 +101,7 @@ impl Encoder {
     /// that are not copied.
     fn head(
         &mut self,
-        request: RequestId,
+        frame: &NewFrame<'_>,
         key: Option<&[u8]>,
         count: usize,
         run_len: usize,
@@ -111,8 +112,11 @@ impl Encoder {
             namespace: self.name.namespace(),
             stream: self.name.stream(),
             key,
-            acked: self.ack.map(|mode| (request, mode)),
-            producer: None,
+            acked: match frame.producer {
+                Some(_) => Some((frame.request, AckMode::PerBatch)),
+                None => self.ack.map(|mode| (frame.request, mode)),
+            },
+            producer: frame.producer,
         };
         let start = self.open.len();
         let count = u32::try_from(count).map_err(|_| too_large())?;

@@ -12,8 +12,9 @@ use tokio::time::Instant;
 use crate::error::PublishError;
 use crate::publish::{Published, Receipt};
 
-/// Bytes of a publish frame besides names, key and records: request id, mode, lengths, count.
-const FRAME_OVERHEAD: usize = 8 + 1 + 2 + 6 + 4;
+/// Bytes of a publish frame besides names, key and records: request id, mode, producer and
+/// sequence, lengths, count.
+const FRAME_OVERHEAD: usize = 8 + 1 + 16 + 2 + 6 + 4;
 /// Bytes in front of each record.
 const RECORD_PREFIX: usize = 4;
 
@@ -121,6 +122,22 @@ impl Items {
             Self::One(item) => std::slice::from_ref(item),
             Self::Many(items) => items,
         }
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [Item] {
+        match self {
+            Self::One(item) => std::slice::from_mut(item),
+            Self::Many(items) => items,
+        }
+    }
+
+    /// When the oldest of them was accepted.
+    pub(crate) fn accepted(&self) -> Option<Instant> {
+        self.as_slice().first().map(|item| item.accepted)
+    }
+
+    pub(crate) fn records(&self) -> u64 {
+        self.as_slice().iter().map(|item| item.records() as u64).sum()
     }
 
     pub(crate) fn into_vec(self) -> Vec<Item> {

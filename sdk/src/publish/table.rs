@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use bytes::Bytes;
+use felix_wire::id::ProducerId;
 use felix_wire::routing::shard_for;
 
 use crate::client::Shared;
@@ -19,7 +20,9 @@ use crate::publish::Options;
 use crate::publish::driver::Driver;
 use crate::publish::inbox::{Inbox, Look, Mode, Pushed};
 use crate::publish::item::Item;
-use crate::topology::{Route, ShardOwner, StreamShards, fetch_route, known_route, unknown_stream};
+use crate::topology::{
+    Route, ShardOwner, StreamShards, fetch_producer, fetch_route, known_route, unknown_stream,
+};
 
 /// The publisher is closed.
 #[derive(Debug)]
@@ -34,14 +37,23 @@ pub(crate) struct Core {
     looking: tokio::sync::Mutex<()>,
     closed: AtomicBool,
     lost_frames: AtomicU64,
+    /// The producer that new lanes begin with.
+    producer: tokio::sync::Mutex<Option<ProducerId>>,
+    numbered: AtomicBool,
 }
 
 /// One route and its lanes.
 struct Table {
     version: u64,
     shards: StreamShards,
-    owners: Mutex<Vec<ShardOwner>>,
+    place: Mutex<Place>,
     lanes: Vec<Arc<Inbox>>,
+}
+
+/// What a look at the route may change without changing the lanes.
+struct Place {
+    owners: Vec<ShardOwner>,
+    durable: Option<bool>,
 }
 
 impl Core {
@@ -61,6 +73,8 @@ impl Core {
             looking: tokio::sync::Mutex::default(),
             closed: AtomicBool::new(false),
             lost_frames: AtomicU64::new(0),
+            producer: tokio::sync::Mutex::default(),
+            numbered: AtomicBool::new(false),
         }))
     }
 
@@ -145,10 +159,35 @@ impl Core {
         }
     }
 
-    /// A connection to whoever owns `shard`.
-    pub(crate) async fn link_to(&self, shard: u32) -> Result<Arc<Link>, Error> {
-        let owner = self.table().owner(shard);
+    /// A connection to `leader`, else to whoever owns `shard`.
+    pub(crate) async fn link_to(&self, shard: u32, leader: Option<ShardOwner>) -> Result<Arc<Link>, Error> {
+        let owner = leader.or_else(|| self.table().owner(shard));
         self.shared.link_to(owner.as_ref()).await
+    }
+
+    /// The stream is on disk, as far as a broker told.
+    pub(crate) fn durable(&self) -> Option<bool> {
+        self.table().lock().durable
+    }
+
+    /// A producer for a lane whose last one was `spent`; one for all lanes that have not spent it.
+    ///
+    /// # Errors
+    /// What the request said.
+    pub(crate) async fn producer(&self, link: &Link, spent: Option<ProducerId>) -> Result<ProducerId, Error> {
+        let mut current = self.producer.lock().await;
+        if let Some(producer) = current.filter(|producer| Some(*producer) != spent) {
+            return Ok(producer);
+        }
+        let producer = fetch_producer(link).await?;
+        *current = Some(producer);
+        self.numbered.store(true, Ordering::Release);
+        Ok(producer)
+    }
+
+    /// A producer was had.
+    pub(crate) fn is_numbered(&self) -> bool {
+        self.numbered.load(Ordering::Acquire)
     }
 
     /// Asks for the route again, for a lane of the table `seen`. Lanes learn the outcome by their inbox: another
@@ -174,13 +213,15 @@ impl Core {
             return old.tell(&Look::Gone(PublishError::Refused(unknown_stream())));
         }
         if route.shards == old.shards {
-            old.set_owners(route.owners);
+            *old.lock() = Place { owners: route.owners, durable: route.durable };
             return old.tell(&Look::SameShards);
         }
         self.change_table(&old, route).await;
     }
 
     async fn change_table(self: &Arc<Self>, old: &Arc<Table>, route: Route) {
+        // Another stream under the name, so its shards have not seen the producer; but nobody should depend on that.
+        *self.producer.lock().await = None;
         let next = Arc::new(Table::new(old.version + 1, route, Mode::Held));
         *self.table.write().unwrap_or_else(PoisonError::into_inner) = next.clone();
         // All at once: each ends its flights, then gives back the rest.
@@ -217,7 +258,8 @@ impl Core {
 impl Table {
     fn new(version: u64, route: Route, mode: Mode) -> Self {
         let lanes = (0..route.shards.shards).map(|_| Arc::new(Inbox::new(mode))).collect();
-        Self { version, shards: route.shards, owners: Mutex::new(route.owners), lanes }
+        let place = Mutex::new(Place { owners: route.owners, durable: route.durable });
+        Self { version, shards: route.shards, place, lanes }
     }
 
     fn shard_of(&self, key: Option<&Bytes>) -> u32 {
@@ -225,11 +267,11 @@ impl Table {
     }
 
     fn owner(&self, shard: u32) -> Option<ShardOwner> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner).get(shard as usize).cloned()
+        self.lock().owners.get(shard as usize).cloned()
     }
 
-    fn set_owners(&self, owners: Vec<ShardOwner>) {
-        *self.owners.lock().unwrap_or_else(PoisonError::into_inner) = owners;
+    fn lock(&self) -> std::sync::MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tell(&self, look: &Look) {

@@ -4,6 +4,7 @@
 //! Not here: anything a real broker does beyond the requests the client makes.
 #![allow(dead_code)]
 
+mod producers;
 mod session;
 
 use std::collections::{HashSet, VecDeque};
@@ -12,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use felix_sdk::{Bytes, Client, ClientBuilder, Deadlines, ErrorCode, KeyMapping};
+use felix_wire::client::RefusalReason;
 use felix_wire::features::Features;
 use felix_wire::flags::Flags;
 use quinn::crypto::rustls::QuicServerConfig;
@@ -19,6 +21,8 @@ use quinn::{Endpoint, ServerConfig, TransportConfig, VarInt};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::sync::watch;
+
+pub use producers::Producers;
 
 pub const TENANT: &str = "t1";
 pub const TOKEN: &str = "good-token";
@@ -54,6 +58,29 @@ pub struct SeenPublish {
     pub records: usize,
     pub acked: bool,
     pub declared_width: Option<u32>,
+    /// Producer and sequence.
+    pub number: Option<(u64, u64)>,
+}
+
+/// What is done with one publish instead of the usual.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trick {
+    /// Stored; the connection ends without the answer.
+    StoreAndCut,
+    /// Not stored; the connection ends.
+    Cut,
+    /// Stored and never answered.
+    Swallow,
+    /// Stored and answered twice.
+    AnswerTwice,
+    /// Stored; the answer names a request that was never made.
+    AnswerUnknown,
+    /// Stored; the answer names this offset.
+    AnswerAt(u64),
+    /// Refused with this code and nothing written.
+    Refuse(ErrorCode),
+    /// Its number is refused with nothing written.
+    RefuseNumber(RefusalReason<'static>),
 }
 
 pub struct State {
@@ -85,6 +112,16 @@ pub struct State {
     pub numbered: bool,
     pub answers: Answers,
     pub refuse_next: VecDeque<ErrorCode>,
+    /// For the publishes that come next, in order.
+    pub tricks: VecDeque<Trick>,
+    /// Told of the stream.
+    pub durable: Option<bool>,
+    /// Numbers are kept; without, they are refused.
+    pub keeps_producers: bool,
+    pub producers: Producers,
+    /// Requests for a producer, and what they are refused with.
+    pub producer_inits: u64,
+    pub refuse_producer: Option<ErrorCode>,
     pub publishes: Vec<SeenPublish>,
     pub unanswered: usize,
     pub unanswered_most: usize,
@@ -103,7 +140,8 @@ impl State {
         let features = Features::KNOWN
             .union(Features::CORE_HINTS)
             .union(Features::POSITIONS)
-            .without(Features::TOPOLOGY);
+            .without(Features::TOPOLOGY)
+            .without(Features::IDEMPOTENT_PRODUCER);
         Self {
             tokens: HashSet::from([TOKEN.to_owned()]),
             auths: Vec::new(),
@@ -125,6 +163,12 @@ impl State {
             numbered: true,
             answers: Answers::Prompt,
             refuse_next: VecDeque::new(),
+            tricks: VecDeque::new(),
+            durable: None,
+            keeps_producers: true,
+            producers: Producers::default(),
+            producer_inits: 0,
+            refuse_producer: None,
             publishes: Vec::new(),
             unanswered: 0,
             unanswered_most: 0,
@@ -137,6 +181,12 @@ impl State {
             open_connections: 0,
             next_id: 1,
         }
+    }
+
+    /// Serves a stream on disk and the producers that publish to it.
+    pub fn serve_durable(&mut self) {
+        self.features = self.features.union(Features::IDEMPOTENT_PRODUCER);
+        self.durable = Some(true);
     }
 
     pub fn record_count(&self) -> usize {

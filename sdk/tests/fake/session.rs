@@ -6,16 +6,17 @@ use bytes::BytesMut;
 use felix_sdk::{Bytes, CoreId, ErrorCode, Offset, shard_for};
 use felix_wire::client::{
     AckCode, AckOutcome, AuthOk, BinaryPublish, CursorErrorReason, Error, EventBatch, EventStreamHello,
-    Message, NotLeader, PublishAck, Records, ShardMoved, ShardOwner, ShardOwnersView, StartPosition,
-    StreamDeleted, StreamShardsView, Subscribe, SubscribeCursorError, Subscribed, SubscriptionLagged,
-    encode_ok,
+    Message, NotLeader, ProducerInitOk, PublishAck, PublishRefused, Records, RefusalReason, ShardMoved,
+    ShardOwner, ShardOwnersView, StartPosition, StreamDeleted, StreamShardsView, Subscribe,
+    SubscribeCursorError, Subscribed, SubscriptionLagged, encode_ok,
 };
+use felix_wire::error_code::ErrorDetail;
 use felix_wire::features::Features;
 use felix_wire::frame::{Frame, FrameReader};
-use felix_wire::id::{Generation, RequestId, ShardIndex, SubscriptionId};
-use quinn::{Connection, Endpoint, RecvStream, SendStream};
+use felix_wire::id::{Generation, ProducerId, RequestId, ShardIndex, SubscriptionId};
+use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
 
-use super::{Answers, Ending, SeenPublish, Shared, State, TENANT};
+use super::{Answers, Ending, SeenPublish, Shared, State, TENANT, Trick};
 
 /// Any failure ends the stream it happened on.
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -153,11 +154,11 @@ impl Session {
     async fn request(&self, message: &Message<'_>, send: &mut SendStream) -> Outcome<()> {
         match message {
             Message::StreamShards(request) => {
-                let (shards, routing) = {
+                let (shards, routing, durable) = {
                     let s = self.state.lock();
-                    (if s.stream_known { s.shards } else { 0 }, s.mapping)
+                    (if s.stream_known { s.shards } else { 0 }, s.mapping, s.durable)
                 };
-                let view = StreamShardsView { shards, request_id: request.request_id, routing };
+                let view = StreamShardsView { shards, request_id: request.request_id, routing, durable };
                 write(send, &Message::StreamShardsView(view)).await
             }
             Message::ShardOwners(request) => {
@@ -167,6 +168,19 @@ impl Session {
                 };
                 let view = ShardOwnersView { owners, request_id: request.request_id };
                 write(send, &Message::ShardOwnersView(view)).await
+            }
+            Message::ProducerInit(request) => {
+                let (inits, refused) = self.state.change(|s| {
+                    s.producer_inits += 1;
+                    (s.producer_inits, s.refuse_producer.clone())
+                });
+                if let Some(code) = refused {
+                    return refuse(send, code).await;
+                }
+                // Ids use the whole range.
+                let producer_id = ProducerId(u64::MAX - inits);
+                let ok = ProducerInitOk { request_id: request.request_id, producer_id };
+                write(send, &Message::ProducerInitOk(ok)).await
             }
             _ => refuse(send, ErrorCode::InvalidRequest).await,
         }
@@ -181,57 +195,50 @@ impl Session {
     ) -> Outcome<()> {
         let publish = BinaryPublish::decode(frame.flags, &frame.payload)?;
         let request = publish.acked.map(|(request, _)| request);
-        let stored = self.state.change(|s| {
-            if let Some(code) = s.refuse_next.pop_front() {
-                return Err(code);
-            }
-            let stale = publish.key.is_some() && width.is_some_and(|w| w != (s.shards, s.mapping));
-            if stale {
-                return Err(ErrorCode::StaleWidth);
-            }
-            let shard = shard_for(publish.key, s.shards, s.mapping).get();
-            let log = &mut s.records[shard as usize];
-            let base = Offset(log.len() as u64);
-            log.extend(publish.records.iter().map(Bytes::copy_from_slice));
-            s.publishes.push(SeenPublish {
-                shard,
-                records: publish.records.count() as usize,
-                acked: request.is_some(),
-                declared_width: width.map(|(shards, _)| shards),
-            });
-            if request.is_some() {
-                s.unanswered += 1;
-                s.unanswered_most = s.unanswered_most.max(s.unanswered);
-            }
-            Ok(base)
-        });
-        let Some(request) = request else { return Ok(()) };
-        match stored {
-            Err(code) => {
-                let retry = code.default_retry();
-                let message = Cow::Owned(code.to_string());
-                let code = Some(AckCode { code, retry, detail: None });
-                let outcome = AckOutcome::Error { message, code };
-                let mut out = BytesMut::new();
-                PublishAck { request_id: request, outcome, owner: None }.encode_frame(&mut out);
-                Ok(send.write_all(&out).await?)
-            }
-            Ok(base) => {
-                let (answers, numbered) = {
-                    let s = self.state.lock();
-                    (s.answers, s.numbered)
-                };
-                owed.push((request, numbered.then_some(base)));
-                match answers {
-                    Answers::Prompt => self.answer_all(send, owed).await,
-                    Answers::ReversedInGroups(group) if owed.len() >= group => {
-                        owed.reverse();
-                        self.answer_all(send, owed).await
-                    }
-                    Answers::Held | Answers::ReversedInGroups(_) => Ok(()),
-                }
-            }
+        let trick = self.state.change(|s| s.tricks.pop_front());
+        if trick == Some(Trick::Cut) {
+            return self.cut();
         }
+        let stored = match &trick {
+            Some(Trick::Refuse(code)) => Err(No::Code(code.clone(), None)),
+            Some(Trick::RefuseNumber(reason)) => Err(No::Number(reason.clone())),
+            _ => self.state.change(|s| store(s, &publish, width)),
+        };
+        let Some(request) = request else { return Ok(()) };
+        let base = match stored {
+            Err(no) => return no.say(request, send).await,
+            Ok(base) => base,
+        };
+        let offset = self.state.lock().numbered.then_some(base);
+        match trick {
+            Some(Trick::StoreAndCut) => return self.cut(),
+            Some(Trick::Swallow) => return Ok(()),
+            Some(Trick::AnswerTwice) => owed.push((request, offset)),
+            Some(Trick::AnswerUnknown) => {
+                owed.push((RequestId(request.get() + 1_000_000), offset));
+                return self.answer_all(send, owed).await;
+            }
+            Some(Trick::AnswerAt(offset)) => {
+                owed.push((request, Some(Offset(offset))));
+                return self.answer_all(send, owed).await;
+            }
+            _ => {}
+        }
+        owed.push((request, offset));
+        let answers = self.state.lock().answers;
+        match answers {
+            Answers::Prompt => self.answer_all(send, owed).await,
+            Answers::ReversedInGroups(group) if owed.len() >= group => {
+                owed.reverse();
+                self.answer_all(send, owed).await
+            }
+            Answers::Held | Answers::ReversedInGroups(_) => Ok(()),
+        }
+    }
+
+    fn cut(&self) -> Outcome<()> {
+        self.connection.close(VarInt::from_u32(0), b"");
+        Ok(())
     }
 
     async fn answer_all(
@@ -240,7 +247,7 @@ impl Session {
         owed: &mut Vec<(RequestId, Option<Offset>)>,
     ) -> Outcome<()> {
         let mut out = BytesMut::new();
-        self.state.change(|s| s.unanswered -= owed.len());
+        self.state.change(|s| s.unanswered = s.unanswered.saturating_sub(owed.len()));
         for (request, offset) in owed.drain(..) {
             encode_ok(request, offset, &mut out);
         }
@@ -303,6 +310,76 @@ impl Session {
         });
         Ok(())
     }
+}
+
+/// Why a publish was not stored.
+enum No {
+    Code(ErrorCode, Option<&'static str>),
+    Number(RefusalReason<'static>),
+}
+
+impl No {
+    async fn say(self, request: RequestId, send: &mut SendStream) -> Outcome<()> {
+        let (code, reason) = match self {
+            No::Code(code, reason) => (code, reason),
+            No::Number(reason) => {
+                let message = Cow::Borrowed("no");
+                let refused = PublishRefused { request_id: request, reason, message };
+                return write(send, &Message::PublishRefused(refused)).await;
+            }
+        };
+        let retry = code.default_retry();
+        let message = Cow::Owned(code.to_string());
+        let detail = reason.map(|reason| ErrorDetail { reason: Some(reason.into()), retry_after_ms: None });
+        let outcome = AckOutcome::Error { message, code: Some(AckCode { code, retry, detail }) };
+        let mut out = BytesMut::new();
+        PublishAck { request_id: request, outcome, owner: None }.encode_frame(&mut out);
+        Ok(send.write_all(&out).await?)
+    }
+}
+
+/// Appends a publish, unless its producer has sent it before.
+fn store(
+    s: &mut State,
+    publish: &BinaryPublish<'_>,
+    width: Option<(u32, felix_sdk::KeyMapping)>,
+) -> Result<Offset, No> {
+    if let Some(code) = s.refuse_next.pop_front() {
+        return Err(No::Code(code, None));
+    }
+    if !s.stream_known {
+        return Err(No::Code(ErrorCode::NotFound, None));
+    }
+    if publish.key.is_some() && width.is_some_and(|w| w != (s.shards, s.mapping)) {
+        return Err(No::Code(ErrorCode::StaleWidth, None));
+    }
+    let shard = shard_for(publish.key, s.shards, s.mapping).get();
+    let records: Vec<_> = publish.records.iter().map(Bytes::copy_from_slice).collect();
+    let number = publish.producer.map(|(producer, sequence)| (producer.get(), sequence.get()));
+    s.publishes.push(SeenPublish {
+        shard,
+        records: records.len(),
+        acked: publish.acked.is_some(),
+        declared_width: width.map(|(shards, _)| shards),
+        number,
+    });
+    if number.is_some() && !s.keeps_producers {
+        return Err(No::Code(ErrorCode::InvalidRequest, Some("not_durable")));
+    }
+    if publish.acked.is_some() {
+        s.unanswered += 1;
+        s.unanswered_most = s.unanswered_most.max(s.unanswered);
+    }
+    let base = s.records[shard as usize].len() as u64;
+    if let Some((producer, sequence)) = number {
+        let found = s.producers.find((shard, producer), sequence, &records).map_err(No::Number)?;
+        if let Some(first) = found {
+            return Ok(Offset(first));
+        }
+        s.producers.appended((shard, producer), base, records.clone());
+    }
+    s.records[shard as usize].extend(records);
+    Ok(Offset(base))
 }
 
 fn owner(s: &State, shard: u32) -> ShardOwner<'static> {

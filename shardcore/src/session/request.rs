@@ -128,6 +128,7 @@ fn stream_shards(stream: &mut Stream, principal: &Principal, m: &StreamShards<'_
         shards: route.map_or(0, |r| r.shards()),
         request_id: m.request_id,
         routing: route.map_or(KeyMapping::Modulo, |r| r.mapping),
+        durable: None,
     };
     Message::StreamShardsView(view).encode_frame(stream.answers());
 }

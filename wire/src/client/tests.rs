@@ -144,6 +144,14 @@ fn private_members_are_absent_until_they_are_set() {
     let Ok(Message::ShardOwnersView(view)) = decode(text) else { panic!("a view") };
     assert_eq!((view.owners[0].shard, view.owners[0].core), (ShardIndex(0), Some(CoreId(2))));
     assert_eq!(written(&Message::ShardOwnersView(view)), text);
+    for (durable, member) in
+        [(None, ""), (Some(false), r#","durable":false"#), (Some(true), r#","durable":true"#)]
+    {
+        let text = format!(r#"{{"type":"stream_shards_view","shards":3,"request_id":9{member}}}"#);
+        let Ok(Message::StreamShardsView(view)) = decode(&text) else { panic!("a view") };
+        assert_eq!(view.durable, durable);
+        assert_eq!(written(&Message::StreamShardsView(view)), text);
+    }
 }
 
 #[test]

@@ -53,6 +53,9 @@ pub struct StreamShardsView {
     /// How keys map to shards; left out for `Modulo`.
     #[serde(default, deserialize_with = "json::or_default", skip_serializing_if = "KeyMapping::is_modulo")]
     pub routing: KeyMapping,
+    /// Private, `POSITIONS`: whether the stream is on disk. Left out when the stream is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub durable: Option<bool>,
 }
 
 /// `cache_shards`.

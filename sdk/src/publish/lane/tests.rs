@@ -1,9 +1,14 @@
+mod numbered;
+
 use std::future::Future;
 use std::time::Duration;
 
 use bytes::Bytes;
 
+use felix_wire::error_code::{ErrorCode, RetryClass};
+
 use super::*;
+use crate::limits::REROUTES_MAX;
 use crate::publish::item::Payloads;
 use crate::publish::{Published, Receipt};
 
@@ -43,6 +48,9 @@ impl Rig {
             batch,
             ack_timeout: Duration::from_secs(30),
             retry_for: Duration::from_secs(5),
+            retry_numbered_for: Duration::from_secs(60),
+            unknown_for: Duration::from_secs(30),
+            may_fall_back: true,
         };
         let mut lane = Lane::new(rules);
         lane.stream_opened(grant);
@@ -121,10 +129,10 @@ fn ordered_answers_must_answer_the_oldest() {
     rig.offer("a");
     rig.offer("b");
     rig.send_whole();
-    assert_eq!(rig.answer(2, stored(1)), Err(UnexpectedAnswer(RequestId(2))));
+    assert_eq!(rig.answer(2, stored(1)), Err(UnexpectedAnswer::NotOwed(RequestId(2))));
     rig.answer(1, stored(0)).unwrap();
     rig.answer(2, stored(1)).unwrap();
-    assert_eq!(rig.answer(2, stored(1)), Err(UnexpectedAnswer(RequestId(2))));
+    assert_eq!(rig.answer(2, stored(1)), Err(UnexpectedAnswer::NotOwed(RequestId(2))));
 }
 
 #[test]
@@ -136,7 +144,7 @@ fn answers_in_any_order_reach_their_own_receipts() {
     rig.send_whole();
     for request in [3, 1, 2] {
         rig.answer(request, stored(request * 10)).unwrap();
-        assert_eq!(rig.answer(request, stored(0)), Err(UnexpectedAnswer(RequestId(request))));
+        assert_eq!(rig.answer(request, stored(0)), Err(UnexpectedAnswer::NotOwed(RequestId(request))));
     }
     for (index, offset) in [10, 20, 30].into_iter().enumerate() {
         assert_eq!(rig.result(index).unwrap().unwrap().offset, Some(Offset(offset)));
@@ -407,7 +415,7 @@ fn arbitrary_answers_and_losses_settle_every_send_once_and_keep_the_order_of_wha
         }
         rig.lane.stream_lost("end");
         rig.reopen();
-        rig.lane.fail_all(&PublishError::Closed);
+        rig.lane.stream_gone(rig.now, &PublishError::Closed, 0);
         assert!(written_log.is_sorted(), "seed {seed}: {written_log:?}");
         for index in 0..offered {
             let outcome = rig.result(index).expect("settled");
