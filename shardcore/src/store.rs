@@ -134,7 +134,15 @@ impl Store {
             };
             engines.push(Engine::new(config, pool.clone(), now)?);
         }
-        Ok(Store { settings, engines, serving: BTreeMap::new(), reads: Slab::new(), waiting: VecDeque::new(), asked: false, closed: 0 })
+        Ok(Store {
+            settings,
+            engines,
+            serving: BTreeMap::new(),
+            reads: Slab::new(),
+            waiting: VecDeque::new(),
+            asked: false,
+            closed: 0,
+        })
     }
 
     /// What it was opened with.
@@ -159,9 +167,10 @@ impl Store {
 
     /// The log with that key, when it is open here.
     pub fn find(&self, key: ShardKey) -> Option<LogAt> {
-        self.engines.iter().zip(0..).find_map(|(engine, volume)| {
-            engine.find(key).map(|log| LogAt { volume, log })
-        })
+        self.engines
+            .iter()
+            .zip(0..)
+            .find_map(|(engine, volume)| engine.find(key).map(|log| LogAt { volume, log }))
     }
 
     /// A log as it stands.
@@ -175,7 +184,13 @@ impl Store {
     }
 
     /// Takes a log over, or makes it. None when the volume is not there, has no room for more logs, or has the key.
-    pub fn bring(&mut self, volume: u16, key: ShardKey, source: LogSource, config: LogConfig) -> Option<LogAt> {
+    pub fn bring(
+        &mut self,
+        volume: u16,
+        key: ShardKey,
+        source: LogSource,
+        config: LogConfig,
+    ) -> Option<LogAt> {
         let engine = self.engines.get_mut(usize::from(volume))?;
         let log = match source {
             LogSource::New => engine.create(key, config)?,

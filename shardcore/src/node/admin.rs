@@ -102,6 +102,7 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
             if self.shutdown.step() < Step::Stop {
                 self.agent.ask();
                 self.agent.tell(&mut self.links, &mut self.logs);
+                self.status.logs_unclaimed.store(self.logs.unclaimed() as u64, Relaxed);
             }
             self.links.flush();
             if self.links.any_closed() && self.shutdown.step() < Step::Drain {

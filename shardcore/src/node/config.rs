@@ -130,7 +130,10 @@ impl Settings {
 
     /// How much a core asks of its disks at once.
     pub fn files_settings(&self) -> FilesSettings {
-        FilesSettings { pool_bytes: self.log_memory.get().saturating_add(POOL_EXTRA_BYTES), ..FilesSettings::default() }
+        FilesSettings {
+            pool_bytes: self.log_memory.get().saturating_add(POOL_EXTRA_BYTES),
+            ..FilesSettings::default()
+        }
     }
 
     /// The bounds of one of `cores` cores, when the broker may plan with `memory_bytes` in all.

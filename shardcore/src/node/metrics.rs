@@ -83,32 +83,7 @@ impl Collector for StatusCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         let status = &*self.status;
         let load = |cell: &AtomicU64| cell.load(Relaxed);
-        let age_ms = load(&status.now_ms).saturating_sub(load(&status.heartbeat_sent_ms));
-        let gauges = [
-            (
-                "ready_state",
-                "1 while the node takes traffic.",
-                i64::from(status.readiness() == Readiness::Ready),
-            ),
-            (
-                "broker_membership_live",
-                "1 while the control plane counts this node as serving.",
-                i64::from(status.member_live.load(Relaxed)),
-            ),
-            (
-                "broker_heartbeat_age_seconds",
-                "Time since the last answered heartbeat was sent.",
-                signed(age_ms / 1_000),
-            ),
-            ("broker_node_catalog_nodes", "Nodes with a client address.", signed(load(&status.nodes))),
-            ("broker_routes_version", "Version of the newest routes.", signed(load(&status.routes_version))),
-            (
-                "drain_duration_ms",
-                "How long the drain took, once it ended.",
-                signed(load(&status.drain_duration_ms)),
-            ),
-        ];
-        for (name, help, value) in gauges {
+        for (name, help, value) in gauges(status) {
             single(&mut encoder, name, help, &ConstGauge::new(value))?;
         }
         if let ends_at @ 1.. = load(&status.credential_ends_at) {
@@ -146,6 +121,38 @@ impl Collector for StatusCollector {
         }
         Ok(())
     }
+}
+
+/// What is set and not counted.
+fn gauges(status: &NodeStatus) -> [(&'static str, &'static str, i64); 8] {
+    let load = |cell: &AtomicU64| cell.load(Relaxed);
+    let age_ms = load(&status.now_ms).saturating_sub(load(&status.heartbeat_sent_ms));
+    [
+        ("ready_state", "1 while the node takes traffic.", i64::from(status.readiness() == Readiness::Ready)),
+        (
+            "broker_membership_live",
+            "1 while the control plane counts this node as serving.",
+            i64::from(status.member_live.load(Relaxed)),
+        ),
+        (
+            "broker_heartbeat_age_seconds",
+            "Time since the last answered heartbeat was sent.",
+            signed(age_ms / 1_000),
+        ),
+        ("broker_node_catalog_nodes", "Nodes with a client address.", signed(load(&status.nodes))),
+        ("broker_routes_version", "Version of the newest routes.", signed(load(&status.routes_version))),
+        (
+            "log_refused",
+            "Logs that recovery refused: their shards are not served.",
+            signed(load(&status.logs_refused)),
+        ),
+        ("log_unclaimed", "Logs that no stream of the catalog names.", signed(load(&status.logs_unclaimed))),
+        (
+            "drain_duration_ms",
+            "How long the drain took, once it ended.",
+            signed(load(&status.drain_duration_ms)),
+        ),
+    ]
 }
 
 /// One series per tenant; those without a label of their own share one.

@@ -9,8 +9,9 @@ mod tests;
 use std::collections::VecDeque;
 
 use bytes::BytesMut;
-use felix_wire::client::{AckCode, AckOutcome, Message, PublishAck, PublishError, PublishOk, PublishRefused,
-    RefusalReason, encode_ok};
+use felix_wire::client::{
+    AckCode, AckOutcome, Message, PublishAck, PublishError, PublishOk, PublishRefused, encode_ok,
+};
 use felix_wire::flags::Flags;
 use felix_wire::id::{Offset, RequestId};
 
@@ -31,7 +32,10 @@ pub enum AckForm {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Appended from `base` on. `logged`: in a log; the offset in a ring goes only to clients that are told positions.
-    Written { base: Offset, logged: bool },
+    Written {
+        base: Offset,
+        logged: bool,
+    },
     Refused(Box<Refusal>),
 }
 
@@ -110,6 +114,14 @@ impl AckRing {
 }
 
 fn write_answer(entry: &Unanswered, outcome: &Outcome, dialect: AckDialect, out: &mut BytesMut) {
+    if let Outcome::Refused(refusal) = outcome
+        && let Some(reason) = refusal.told_number(dialect.reads_reused)
+    {
+        let (request_id, message) = (entry.request_id, refusal.message.as_ref().into());
+        let refused = PublishRefused { request_id, reason: reason.clone(), message };
+        Message::PublishRefused(refused).encode_frame(out);
+        return;
+    }
     match (outcome, entry.form) {
         (Outcome::Written { base, logged }, form) => {
             let told = (*logged || dialect.positions) && dialect.flags.contains(Flags::ACK_OFFSET);
@@ -120,14 +132,6 @@ fn write_answer(entry: &Unanswered, outcome: &Outcome, dialect: AckDialect, out:
                     Message::PublishOk(PublishOk { request_id: entry.request_id, offset }).encode_frame(out);
                 }
             }
-        }
-        (Outcome::Refused(refusal), _) if refusal.tells_number(dialect.reads_reused) => {
-            Message::PublishRefused(PublishRefused {
-                request_id: entry.request_id,
-                reason: refusal.number.clone().unwrap_or(RefusalReason::UnknownProducer),
-                message: refusal.message.as_ref().into(),
-            })
-            .encode_frame(out);
         }
         (Outcome::Refused(refusal), AckForm::Binary) => {
             binary_refusal(entry.request_id, refusal, dialect).encode_frame(out);

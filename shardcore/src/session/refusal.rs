@@ -18,14 +18,21 @@ pub struct Refusal {
     pub reason: Option<&'static str>,
     pub retry_after_ms: Option<u64>,
     /// Answers a numbered publish with `publish_refused` instead.
-    pub number: Option<RefusalReason<'static>>,
+    pub number: Option<Box<RefusalReason<'static>>>,
 }
 
 impl Refusal {
     /// A refusal with the code's own retry class.
     pub fn new(code: ErrorCode, message: &'static str) -> Refusal {
         let retry = code.default_retry();
-        Refusal { code, retry, message: Cow::Borrowed(message), reason: None, retry_after_ms: None, number: None }
+        Refusal {
+            code,
+            retry,
+            message: Cow::Borrowed(message),
+            reason: None,
+            retry_after_ms: None,
+            number: None,
+        }
     }
 
     /// One message for every token that is not good.
@@ -82,16 +89,18 @@ impl Refusal {
     pub fn not_written(why: NotWritten) -> Refusal {
         let (code, message) = match why {
             NotWritten::NoSpace => (ErrorCode::Storage, "the volume of the log is nearly full"),
-            NotWritten::Stopped => (ErrorCode::Storage, "the log of the shard has failed and takes no writes"),
+            NotWritten::Stopped => {
+                (ErrorCode::Storage, "the log of the shard has failed and takes no writes")
+            }
             NotWritten::Unreadable => (ErrorCode::Storage, "what the log says of producers cannot be read"),
             NotWritten::Number(why) => {
                 let mut refusal = Refusal::invalid("the number does not fit what is known of the producer");
-                refusal.number = Some(match why {
+                refusal.number = Some(Box::new(match why {
                     NumberRefusal::Gap { expected } => RefusalReason::SequenceGap { expected },
                     NumberRefusal::Expired => RefusalReason::SequenceExpired,
                     NumberRefusal::Reused => RefusalReason::SequenceReused,
                     NumberRefusal::Unknown => RefusalReason::UnknownProducer,
-                });
+                }));
                 return refusal;
             }
             NotWritten::TooLarge => return Refusal::limit("the batch is larger than a log can hold at once"),
@@ -135,7 +144,7 @@ impl Refusal {
         let mut refusal = Refusal::from_route(error);
         if let RouteError::OtherNode { node, addr, .. } = error {
             let (node_id, addr) = (Cow::Owned((*node).to_owned()), addr.map(|a| Cow::Owned(a.to_owned())));
-            refusal.number = Some(RefusalReason::NotLeader { node_id, addr });
+            refusal.number = Some(Box::new(RefusalReason::NotLeader { node_id, addr }));
         }
         refusal
     }
@@ -164,9 +173,9 @@ impl Refusal {
         })
     }
 
-    /// Whether it is told as `publish_refused`: a client that does not know `sequence_reused` gets an error instead.
-    pub fn tells_number(&self, reads_reused: bool) -> bool {
-        self.number.as_ref().is_some_and(|reason| reads_reused || *reason != RefusalReason::SequenceReused)
+    /// What it is told with as `publish_refused`: a client that does not know `sequence_reused` gets an error instead.
+    pub fn told_number(&self, reads_reused: bool) -> Option<&RefusalReason<'static>> {
+        self.number.as_deref().filter(|reason| reads_reused || **reason != RefusalReason::SequenceReused)
     }
 
     /// The structured part, when there is one.

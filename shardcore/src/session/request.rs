@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use felix_runtime::quic::StreamId;
 use felix_wire::client::{
-    AckRequest, Message, NotLeader, ProducerInitOk, Records, ShardKind, ShardOwner, ShardOwners, ShardOwnersView, StartPosition,
-    StreamShards, StreamShardsView, Subscribe, TopologyView, Unsupported,
+    AckRequest, Message, NotLeader, ProducerInitOk, Records, ShardKind, ShardOwner, ShardOwners,
+    ShardOwnersView, StartPosition, StreamShards, StreamShardsView, Subscribe, TopologyView, Unsupported,
 };
 use felix_wire::control::Action as Right;
 use felix_wire::features::Features;
@@ -124,11 +124,12 @@ fn stream_shards(stream: &mut Stream, principal: &Principal, m: &StreamShards<'_
         return write_error(stream, &Refusal::forbidden());
     }
     let route = cx.routes.stream(name, cx.scratch);
+    let private = stream.features.contains(Features::POSITIONS);
     let view = StreamShardsView {
         shards: route.map_or(0, |r| r.shards()),
         request_id: m.request_id,
         routing: route.map_or(KeyMapping::Modulo, |r| r.mapping),
-        durable: None,
+        durable: private.then(|| route.is_some_and(|r| r.is_durable())),
     };
     Message::StreamShardsView(view).encode_frame(stream.answers());
 }

@@ -22,7 +22,9 @@ use crate::projection::producer::Numbered;
 use crate::snapshot::ShardId;
 use crate::store::{LogAt, PageFor, PageReader, Store};
 use logged::{Logged, Taken};
-use mail::{Bounce, Ending, FromShard, Job, LanePos, PageLoss, Reader, ShardInput, ShardOutput, Start, SubToken};
+use mail::{
+    Bounce, Ending, FromShard, Job, LanePos, PageLoss, Reader, ShardInput, ShardOutput, Start, SubToken,
+};
 use numbers::{Numbering, Numbers};
 use ring::{Page, Ring, RingLimits, SLOT_OVERHEAD_BYTES};
 
@@ -190,9 +192,7 @@ impl Shard {
                 return Checked::Wait;
             }
             Numbering::WithFirst => return Checked::Answered,
-            Numbering::Settled(base) => {
-                ShardOutput::Published { token, base, logged: self.logged.is_some() }
-            }
+            Numbering::Settled(base) => ShardOutput::Published { token, base, logged: self.logged.is_some() },
             Numbering::Refused(why) => ShardOutput::Refused { token, why },
         };
         self.send(from, what, cx.out);

@@ -99,7 +99,9 @@ impl Numbers {
                 self.waiters.push(Waiter { to: from, token: job.token, base, end });
                 Numbering::WithFirst
             }
-            Verdict::Gap { expected } => Numbering::Refused(NotWritten::Number(NumberRefusal::Gap { expected })),
+            Verdict::Gap { expected } => {
+                Numbering::Refused(NotWritten::Number(NumberRefusal::Gap { expected }))
+            }
             Verdict::Expired => Numbering::Refused(NotWritten::Number(NumberRefusal::Expired)),
             Verdict::Reused => Numbering::Refused(NotWritten::Number(NumberRefusal::Reused)),
             Verdict::Unknown => Numbering::Refused(NotWritten::Number(NumberRefusal::Unknown)),

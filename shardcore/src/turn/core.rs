@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use felix_logstore::id::ShardKey;
 use felix_runtime::clock::Tick;
 use felix_runtime::mailbox::Credit;
 use felix_runtime::quic::{ConnKey, Dir, Quic, QuicEvent, StreamId, Transmits, VarInt};
-use felix_logstore::id::ShardKey;
 use felix_wire::id::{CoreId, Generation, ShardIndex};
 use slab::Slab;
 

@@ -78,7 +78,12 @@ impl Disks {
     ///
     /// # Errors
     /// As `Core::open_store`.
-    pub fn open_store(&self, core: &mut Core, volumes: &[VolumeStart], now: Tick) -> Result<(), &'static str> {
+    pub fn open_store(
+        &self,
+        core: &mut Core,
+        volumes: &[VolumeStart],
+        now: Tick,
+    ) -> Result<(), &'static str> {
         core.open_store(self.settings.clone(), volumes, self.files.pool(), now)
     }
 

@@ -145,7 +145,9 @@ impl Core {
                 store.bring(volume, wanted.key, source, config)
             });
             let Some(at) = at else { return true };
-            let Some(shard) = Shard::open_logged(*id, wanted.generation, ring, store, at) else { return true };
+            let Some(shard) = Shard::open_logged(*id, wanted.generation, ring, store, at) else {
+                return true;
+            };
             store.serve(at, *id);
             shards.insert(*id, shard);
             opened = true;
@@ -179,7 +181,9 @@ impl Core {
                 self.with_logged(at(log), |shard, cx| shard.log_stopped(cx.out));
             }
             Event::Page { log, read, batches } => {
-                let Some(page_for) = self.store.as_mut().and_then(|store| store.take_read(read)) else { return };
+                let Some(page_for) = self.store.as_mut().and_then(|store| store.take_read(read)) else {
+                    return;
+                };
                 match page_for.reader {
                     PageReader::Subscription { to, token } => {
                         let page = page_of(&batches, page_for.from);

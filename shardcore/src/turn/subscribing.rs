@@ -8,8 +8,8 @@ use bytes::{Bytes, BytesMut};
 use felix_runtime::clock::Tick;
 use felix_runtime::quic::{ConnKey, StreamId, WriteState};
 use felix_wire::client::{
-    CursorErrorReason, EventStreamHello, Message, ShardMoved, StreamDeleted, SubscribeCursorError, Subscribed,
-    SubscriptionLagged,
+    CursorErrorReason, EventStreamHello, Message, ShardMoved, StreamDeleted, SubscribeCursorError,
+    Subscribed, SubscriptionLagged,
 };
 use felix_wire::id::{CoreId, Generation, Offset, SubscriptionId};
 

@@ -151,7 +151,10 @@ impl Settings {
             dirs.iter().any(|dir| dir.as_os_str().is_empty()),
             "storage_dir has an empty folder in it".to_owned(),
         );
-        refuse(dirs.len() > VOLUMES_MAX, format!("storage_dir has {} folders; at most {VOLUMES_MAX}", dirs.len()));
+        refuse(
+            dirs.len() > VOLUMES_MAX,
+            format!("storage_dir has {} folders; at most {VOLUMES_MAX}", dirs.len()),
+        );
         let twice = (0..dirs.len()).any(|at| dirs[..at].contains(&dirs[at]));
         refuse(twice, "storage_dir names a folder twice".to_owned());
         for (name, value, range) in [
@@ -173,7 +176,10 @@ impl Settings {
         {
             refuse(!(1..=TIME_MS_MAX).contains(&ms), format!("{name} is {ms}; it can be 1 to {TIME_MS_MAX}"));
         }
-        refuse(self.disk_low.0 == 0, "disk_low is 0: a full drive would be met in the middle of a write".to_owned());
+        refuse(
+            self.disk_low.0 == 0,
+            "disk_low is 0: a full drive would be met in the middle of a write".to_owned(),
+        );
     }
 
     fn check_counts(&self, problems: &mut Vec<String>) {

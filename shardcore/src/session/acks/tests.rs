@@ -6,13 +6,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::session::refusal::Refusal;
 
-const ORDERED: AckDialect = AckDialect {
-    ordered: true,
-    codes: true,
-    flags: Flags(0x1fff),
-    reads_reused: true,
-    positions: false,
-};
+const ORDERED: AckDialect =
+    AckDialect { ordered: true, codes: true, flags: Flags(0x1fff), reads_reused: true, positions: false };
 const FREE: AckDialect = AckDialect { ordered: false, ..ORDERED };
 
 /// Request ids answered by the bytes in `out`, with the offset or `None` for a refusal or no offset.

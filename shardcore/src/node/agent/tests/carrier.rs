@@ -179,7 +179,17 @@ impl World {
         let agent = Agent::new(settings, api, Clock::start(), Arc::clone(&status));
         let (lane, core) = lane_to_core(16, &CoreWaker::new());
         let logs = LogBook::new(Vec::new(), [0; 16]);
-        World { plane, agent, links: Links::new(vec![lane]), logs, core, status, routes: None, keys: None, server }
+        World {
+            plane,
+            agent,
+            links: Links::new(vec![lane]),
+            logs,
+            core,
+            status,
+            routes: None,
+            keys: None,
+            server,
+        }
     }
 
     /// Runs the agent as the admin loop does until `wanted` holds.
@@ -193,7 +203,11 @@ impl World {
                     match message {
                         ToCore::Routes(routes) => self.routes = Some(routes),
                         ToCore::Keys(keys) => self.keys = Some(keys),
-                        ToCore::Tls(_) | ToCore::Volumes(_) | ToCore::Log(_) | ToCore::Drain | ToCore::Stop => {}
+                        ToCore::Tls(_)
+                        | ToCore::Volumes(_)
+                        | ToCore::Log(_)
+                        | ToCore::Drain
+                        | ToCore::Stop => {}
                     }
                 }
                 if wanted(self) {
