@@ -136,6 +136,11 @@ impl Routes {
         self.streams.get(scratch.as_str())
     }
 
+    /// Whether the catalog has been read: before that nobody can say what there is.
+    pub fn is_known(&self) -> bool {
+        self.version > 0
+    }
+
     /// Who serves a shard; nothing when its stream is gone.
     pub fn owner(&self, shard: ShardId) -> Option<&Owner> {
         self.by_uid.get(&shard.stream)?.owners.get(shard.shard.0 as usize)

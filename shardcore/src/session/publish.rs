@@ -165,7 +165,7 @@ impl Session {
             }
         }
         let right = principal.stream(Right::StreamPublish, name, ()).map_err(|_| Refusal::forbidden())?;
-        let route = cx.routes.stream(name, cx.scratch).ok_or_else(Refusal::unknown_stream)?;
+        let route = cx.routes.stream(name, cx.scratch).ok_or_else(|| Refusal::no_stream(cx.routes))?;
         let granted = right.map(|()| Arc::clone(route));
         stream.memo = Some(Memo { routes_version: cx.routes.version, principal, granted: granted.clone() });
         Ok(granted)

@@ -8,6 +8,7 @@ use felix_wire::error_code::{ErrorCode, ErrorDetail, RetryClass};
 
 use crate::route::RouteError;
 use crate::shard::mail::{NotWritten, NumberRefusal};
+use crate::snapshot::Routes;
 
 /// What a client is told when it does not get what it asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +60,11 @@ impl Refusal {
         let mut refusal = Refusal::new(ErrorCode::NotFound, "unknown stream");
         refusal.retry_after_ms = Some(200);
         refusal
+    }
+
+    /// The stream is not there; before the catalog has been read, it may be soon.
+    pub fn no_stream(routes: &Routes) -> Refusal {
+        if routes.is_known() { Refusal::unknown_stream() } else { Refusal::unavailable("not_ready") }
     }
 
     /// The request does not make sense.

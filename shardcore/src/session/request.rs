@@ -123,6 +123,9 @@ fn stream_shards(stream: &mut Stream, principal: &Principal, m: &StreamShards<'_
     if principal.sees_stream(name, ()).is_err() {
         return write_error(stream, &Refusal::forbidden());
     }
+    if !cx.routes.is_known() {
+        return write_error(stream, &Refusal::no_stream(cx.routes));
+    }
     let route = cx.routes.stream(name, cx.scratch);
     let private = stream.features.contains(Features::POSITIONS);
     let view = StreamShardsView {
@@ -142,6 +145,9 @@ fn shard_owners(stream: &mut Stream, principal: &Principal, m: &ShardOwners<'_>,
     }
     if caches {
         return write_error(stream, &Refusal::not_served("shard_owners of a cache"));
+    }
+    if !cx.routes.is_known() {
+        return write_error(stream, &Refusal::no_stream(cx.routes));
     }
     let hints = stream.features.contains(Features::CORE_HINTS);
     let route = cx.routes.stream(name, cx.scratch);
@@ -181,7 +187,7 @@ fn subscribe(stream: &mut Stream, who: (&Principal, usize), m: &Subscribe<'_>, c
         return write_error(stream, &Refusal::forbidden());
     };
     let Some(route) = cx.routes.stream(name, cx.scratch).map(Arc::clone) else {
-        return write_error(stream, &Refusal::unknown_stream());
+        return write_error(stream, &Refusal::no_stream(cx.routes));
     };
     let placed = place(&route, Placing::Shard(m.shard.unwrap_or(ShardIndex(0))));
     let place = match placed {

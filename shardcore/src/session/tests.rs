@@ -61,6 +61,13 @@ fn quic(seed: u8, tls: Option<Arc<rustls::ServerConfig>>, limits: &CoreLimits) -
 impl Pair {
     /// A connection to a core that knows the tenant, a stream `s` of two shards and, with `keys`, its keys.
     fn new(limits: CoreLimits, keys: bool) -> Pair {
+        let mut pair = Pair::unread(limits);
+        pair.read_catalog(keys);
+        pair
+    }
+
+    /// A connection to a core that has been told nothing yet.
+    fn unread(limits: CoreLimits) -> Pair {
         let held = Credentials::get();
         let limits = Arc::new(limits);
         let core = Core::new(CoreParts {
@@ -74,7 +81,7 @@ impl Pair {
         let mut client = quic(2, None, &limits);
         let tls = Arc::clone(&held.client);
         let conn = client.connect(Tick::ZERO, tls, addr(1), "localhost", None).unwrap();
-        let mut pair = Pair {
+        Pair {
             core,
             quic: client,
             conn,
@@ -83,7 +90,10 @@ impl Pair {
             inbox: BTreeMap::new(),
             closed: None,
             stopped: Vec::new(),
-        };
+        }
+    }
+
+    fn read_catalog(&mut self, keys: bool) {
         let here = Owner::Here { core: CoreId(0), generation: Generation(1) };
         let name = StreamName { tenant: TENANT.into(), namespace: NAMESPACE.into(), stream: "s".into() };
         let route = StreamRoute {
@@ -95,10 +105,9 @@ impl Pair {
             owners: vec![here.clone(), here],
         };
         let routes = Arc::new(Routes::new(1, [Arc::new(route)], [Arc::from(TENANT)]));
-        pair.core.handle_admin(Tick::ZERO, ToCore::Routes(routes));
-        pair.core.handle_admin(Tick::ZERO, ToCore::Keys(held.keys(1, keys)));
-        pair.run(MS * 20);
-        pair
+        self.core.handle_admin(self.now, ToCore::Routes(routes));
+        self.core.handle_admin(self.now, ToCore::Keys(Credentials::get().keys(1, keys)));
+        self.run(MS * 20);
     }
 
     /// Lets time pass.
@@ -377,6 +386,28 @@ fn a_frame_cut_off_behind_a_whole_one_is_given_up_like_any_other() {
     let other = pair.publisher();
     pair.write(other, &publish(1, None, 10));
     assert_eq!(pair.ack(other), (1, None), "the connection lives");
+}
+
+#[test]
+fn before_the_catalog_is_read_nobody_is_refused_for_what_is_not_known_yet() {
+    let mut pair = Pair::unread(CoreLimits::default());
+    pair.run(MS * 20);
+    let early = pair.open();
+    pair.send(early, &auth(&token("p", &BOTH)));
+    assert!(pair.next(early).is_none(), "a start must not look like a wrong token");
+    pair.core.handle_admin(pair.now, ToCore::Keys(Credentials::get().keys(1, true)));
+    pair.run(MS * 20);
+    let answer = pair.next(early).expect("an answer");
+    assert!(matches!(Message::decode(&answer.payload), Ok(Message::AuthOk(_))), "{answer:?}");
+    pair.write(early, &publish(1, None, 10));
+    assert_eq!(
+        pair.ack(early),
+        (1, Some(ErrorCode::ShardUnavailable)),
+        "nor like a stream that is not there"
+    );
+    pair.read_catalog(true);
+    pair.write(early, &publish(2, None, 10));
+    assert_eq!(pair.ack(early), (2, None));
 }
 
 #[test]
