@@ -146,7 +146,8 @@ async fn serve(settings: &Settings) -> Result<(), NodeError> {
     let registration = identity::registration(settings, node_id, broker_addr);
     tracing::info!(%broker_addr, metrics = %metrics_addr, cores, node = node_id, "starting");
     let dirs = settings.storage_dirs();
-    let roots = storage::make_roots(&dirs).map_err(NodeError::io("storage_dir"))?;
+    let roots = storage::make_roots(&dirs)
+        .map_err(|(dir, error)| NodeError::Storage(format!("storage_dir {}: {error}", dir.display())))?;
     let kernel_boot = storage::boot_id().map_err(NodeError::io("the kernel's boot id"))?;
     let logs = LogBook::new(roots.clone(), kernel_boot);
     let started = Cores { settings, machine: &machine, keys: &keys, tls, clock, roots: &roots, kernel_boot };

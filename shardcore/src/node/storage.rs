@@ -183,10 +183,13 @@ pub fn boot_id() -> std::io::Result<[u8; 16]> {
 }
 
 /// Makes the directories of the volumes and gives their paths.
-pub fn make_roots(dirs: &[PathBuf]) -> std::io::Result<Vec<PathBuf>> {
+///
+/// # Errors
+/// The first one that cannot be made or looked at.
+pub fn make_roots(dirs: &[PathBuf]) -> Result<Vec<PathBuf>, (PathBuf, std::io::Error)> {
     let make = |dir: &PathBuf| {
-        std::fs::create_dir_all(dir)?;
-        std::fs::canonicalize(dir)
+        let made = std::fs::create_dir_all(dir).and_then(|()| std::fs::canonicalize(dir));
+        made.map_err(|error| (dir.clone(), error))
     };
     dirs.iter().map(make).collect()
 }
