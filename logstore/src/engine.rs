@@ -10,9 +10,14 @@ mod commit;
 mod config;
 mod counts;
 mod event;
+mod flush;
+mod latency;
+mod pool;
 mod reads;
 mod scripts;
+mod seek;
 mod slots;
+mod space;
 mod spill;
 mod stop;
 mod tend;
@@ -35,8 +40,12 @@ use crate::script::{Desk, Scripts};
 pub use config::EngineConfig;
 pub use counts::{Counts, Gauges};
 pub use event::{Event, LogId, ReadError, ReadId};
+pub use latency::{BUCKETS, Histogram, Latencies};
 use scripts::Ended;
 use slots::Slots;
+
+/// One log may hold this part of the memory: one whose segment does not answer leaves the rest to the others.
+const LOG_MEMORY_SHARE: usize = 2;
 
 /// A log with what the engine does for it.
 struct Shard {
@@ -47,8 +56,10 @@ struct Shard {
     making_segment: bool,
     /// The last attempt to make one failed for lack of space; another is made when there is space.
     starved: bool,
-    /// Bytes of a batch that found no room.
+    /// Bytes of a batch that found no room in a segment.
     need_bytes: usize,
+    /// Bytes of a batch that found none in memory.
+    memory_need: usize,
     /// Somebody waits for `Event::Room`.
     wants_room: bool,
     /// In the queue of logs with batches to submit.
@@ -106,21 +117,24 @@ pub struct Engine {
     spills: spill::Spills,
     reads: reads::Reads,
     memory_bytes: usize,
-    pool: changes::Pool,
+    /// Pieces on their way straight to segments.
+    direct_in_flight: usize,
+    pool: pool::Pool,
     space_ok: bool,
-    asking_space: bool,
+    space: space::Space,
     next_space: Tick,
     next_flush: Tick,
-    flushing: bool,
-    /// Logs that need a flush after the one under way.
-    flush_waits: BTreeSet<LogId>,
+    flushes: flush::Flushes,
     /// Logs with `Fsync::Periodic` that have settled more than is durable, as far as is known.
     behind: BTreeSet<LogId>,
     /// Logs of which somebody waits for room.
     room_waits: BTreeSet<LogId>,
     last_settle: Tick,
+    /// When it was last called with a time.
+    now: Tick,
     closing: stop::Closing,
     counts: Counts,
+    latencies: Latencies,
     events: VecDeque<Event>,
 }
 
@@ -152,18 +166,20 @@ impl Engine {
             spills: spill::Spills::default(),
             reads: reads::Reads::default(),
             memory_bytes: 0,
-            pool: changes::Pool::default(),
+            direct_in_flight: 0,
+            pool: pool::Pool::default(),
             space_ok: true,
-            asking_space: false,
+            space: space::Space::default(),
             next_space: now,
             next_flush: now + config.flush_every,
-            flushing: false,
-            flush_waits: BTreeSet::new(),
+            flushes: flush::Flushes::default(),
             behind: BTreeSet::new(),
             room_waits: BTreeSet::new(),
             last_settle: now,
+            now,
             closing: stop::Closing::No,
             counts: Counts::default(),
+            latencies: Latencies::default(),
             events: VecDeque::new(),
             config,
         };
@@ -217,6 +233,7 @@ impl Engine {
             making_segment: false,
             starved: false,
             need_bytes: 0,
+            memory_need: 0,
             wants_room: false,
             queued: false,
             ceiling_asked: false,
@@ -262,6 +279,7 @@ impl Engine {
     ) -> Result<Claim, ClaimError> {
         let refused = self.closing != stop::Closing::No;
         let space = self.space_ok && self.slots.usable();
+        let stalled = self.is_stalled(log);
         let shard = self.logs.get_mut(&log).ok_or(ClaimError::Unknown)?;
         if shard.change.is_some() || refused {
             return Err(ClaimError::Stopped(StopReason::Closing));
@@ -273,8 +291,11 @@ impl Engine {
             return Err(ClaimError::NoSpace);
         }
         let need = encoded_len(count.get() as usize, payload_bytes.min(u32::MAX as usize));
-        if self.memory_bytes.saturating_add(need) > self.config.memory_bytes_max && self.memory_bytes > 0 {
+        let over = |held: usize, max: usize| held > 0 && held.saturating_add(need) > max;
+        let max = self.config.memory_bytes_max;
+        if stalled || over(self.memory_bytes, max) || over(shard.log.memory_bytes(), max / LOG_MEMORY_SHARE) {
             shard.wants_room = true;
+            shard.memory_need = need;
             self.room_waits.insert(log);
             return Err(ClaimError::NoRoom);
         }
@@ -313,6 +334,7 @@ impl Engine {
 
     /// Does everything that can be done now. To be called after claims, appends and answers, and at [`Engine::next_timeout`].
     pub fn poll(&mut self, now: Tick) {
+        self.now = now;
         self.scripts.retry_starved();
         self.take_ended(now);
         self.tend_timers(now);
@@ -327,6 +349,8 @@ impl Engine {
                 break;
             }
         }
+        self.tend_stalls();
+        self.tend_fill(now);
         self.tend_closing();
         self.tell_room();
     }
@@ -343,6 +367,7 @@ impl Engine {
 
     /// Takes an answer. [`Engine::poll`] is due afterwards. False when the token is not of this engine.
     pub fn complete(&mut self, now: Tick, done: Done) -> bool {
+        self.now = now;
         let ours = self.scripts.answer(done);
         self.take_ended(now);
         ours
@@ -354,8 +379,9 @@ impl Engine {
         let can_write = self.round.is_none() && self.slots.open().is_some();
         let idle =
             (can_write && !self.unmarked.is_empty()).then(|| self.last_settle + self.config.idle_after);
-        let flush = (!self.flushing && !self.behind.is_empty()).then_some(self.next_flush);
-        [Some(self.next_space), idle, flush].into_iter().flatten().min()
+        let extra = self.extra_slot_due().filter(|due| *due > self.now);
+        let flush = (self.flushes.is_free() && !self.behind.is_empty()).then_some(self.next_flush);
+        [Some(self.next_space), idle, flush, extra, self.pool.next_timeout()].into_iter().flatten().min()
     }
 
     /// Bytes of all logs in memory on their way to segments.
@@ -370,12 +396,25 @@ impl Engine {
         self.counts
     }
 
+    /// How long its writes took, and how much went together.
+    #[must_use]
+    pub fn latencies(&self) -> &Latencies {
+        &self.latencies
+    }
+
     /// Where it stands.
     #[must_use]
     pub fn gauges(&self) -> Gauges {
         let slots = self.slots.gauges();
-        let (memory_bytes, pooled) = (self.memory_bytes, self.pool.len());
-        Gauges { logs: self.logs.len(), memory_bytes, pooled, reads: self.reads.under_way(), ..slots }
+        Gauges {
+            logs: self.logs.len(),
+            memory_bytes: self.memory_bytes,
+            pooled: self.pool.len(),
+            pool_bytes: self.pool.bytes(),
+            reads: self.reads.under_way(),
+            commit_bytes: slots.slots as u64 * self.config.slot_bytes,
+            ..slots
+        }
     }
 
     /// Whether the volume has space for writes, as far as is known.
@@ -426,16 +465,23 @@ impl Engine {
             Ended::RoundWritten { result } => self.round_written(result, now),
             Ended::PieceWritten { log, written, result } => self.piece_written(log, written, result, now),
             Ended::LogMade { log, result } => self.log_made(log, result),
-            Ended::SegmentMade { log, seq, size_bytes, files } => {
-                self.segment_made(log, seq, size_bytes, files)
-            }
+            Ended::SegmentMade { log, made } => self.segment_made(log, made),
             Ended::HeadWritten { log, head, result } => self.head_written(log, &head, result),
             Ended::RunSpilled { slot, log, run, result } => self.run_spilled(slot, log, run, result),
             Ended::SegmentSynced { slot, log, result } => self.segment_synced(slot, log, result),
-            Ended::Flushed { logs, result } => self.flushed(logs, result, now),
+            Ended::SlotsSynced { logs, results, asked } => {
+                self.latencies.synced(now.saturating_since(asked));
+                self.slots_synced(logs, results);
+            }
+            Ended::Flushed { log, point, result, asked } => {
+                self.latencies.synced(now.saturating_since(asked));
+                self.segments_flushed(log, point, result);
+            }
             Ended::Page { read, log, page } => self.page_read(read, log, *page),
             Ended::CutFound { log, point } => self.cut_found(log, point),
             Ended::Space { free_bytes } => self.space_told(free_bytes),
+            Ended::FillWritten { result } => self.fill_written(result, now),
+            Ended::Filled { path, size_bytes, result } => self.filled(path, size_bytes, result),
             Ended::Pooled { path, size_bytes, result } => self.pooled(path, size_bytes, result),
             Ended::Removed { key, result } => self.log_removed(key, result),
             Ended::LogClosed { log, machine } => self.events.push_back(Event::Released { log, machine }),
@@ -458,18 +504,24 @@ impl Engine {
 
     /// Tells those who wait that there is room, when there is.
     fn tell_room(&mut self) {
-        if self.memory_bytes * 8 > self.config.memory_bytes_max * 7 {
+        let max = self.config.memory_bytes_max;
+        if self.memory_bytes * 8 > max * 7 {
             return;
         }
         let waiting: Vec<LogId> = self.room_waits.iter().copied().collect();
         for log in waiting {
+            let stalled = self.is_stalled(log);
             let Some(shard) = self.logs.get_mut(&log) else {
                 self.room_waits.remove(&log);
                 continue;
             };
-            if shard.log.has_room(shard.need_bytes) && !shard.starved {
+            let under = |held: usize, max: usize| held == 0 || held.saturating_add(shard.memory_need) <= max;
+            let fits =
+                under(self.memory_bytes, max) && under(shard.log.memory_bytes(), max / LOG_MEMORY_SHARE);
+            if fits && shard.log.has_room(shard.need_bytes) && !shard.starved && !stalled {
                 shard.wants_room = false;
                 shard.need_bytes = 0;
+                shard.memory_need = 0;
                 self.room_waits.remove(&log);
                 self.events.push_back(Event::Room { log });
             }

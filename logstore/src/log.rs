@@ -99,6 +99,9 @@ pub struct Log {
     next_seq: SegmentSeq,
     pending: VecDeque<pieces::Pending>,
     in_flight: VecDeque<pieces::InFlight>,
+    stamps: VecDeque<pieces::Stamp>,
+    /// Batches appended since the last stamp.
+    unstamped: u32,
     runs: VecDeque<RunBytes>,
     next_id: u64,
     memory_bytes: usize,
@@ -189,6 +192,8 @@ impl Log {
             next_seq: state.next_seq,
             pending: VecDeque::new(),
             in_flight: VecDeque::new(),
+            stamps: VecDeque::new(),
+            unstamped: 0,
             runs: VecDeque::new(),
             next_id: 1,
             memory_bytes: 0,

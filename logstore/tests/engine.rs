@@ -299,3 +299,93 @@ fn a_read_between_bytes_that_are_only_in_the_commit_file_finds_its_batch() {
         }
     }
 }
+
+/// Nothing of a sealed segment is in memory after a start: an offset deep in it costs a few reads, not a walk from its
+/// beginning.
+#[test]
+fn an_offset_deep_in_a_large_sealed_segment_is_found_with_a_few_reads() {
+    use std::{cell::Cell, rc::Rc};
+    let mut world = World::empty(50);
+    let mut rng = SimRng::new(50);
+    let log = world.create(key(1, 1), Fsync::OnCommit);
+    let config = felix_logstore::log::LogConfig {
+        segment_bytes_first: 64 << 20,
+        segment_bytes_max: 64 << 20,
+        ..log_config(Fsync::OnCommit)
+    };
+    world.engine.configure(log, config);
+    let mut first = Vec::new();
+    for number in 0..900 {
+        let len = [100, 30_000, 120_000][number % 3];
+        let payloads: Vec<Vec<u8>> = (0..1 + number % 2).map(|_| payload(&mut rng, len)).collect();
+        first.push((world.publish(log, &payloads), payloads[0].clone()));
+    }
+    world.settle(log);
+    let disk = world.close();
+    let mut world = World::start(disk, 1);
+    let log = world.engine.find(key(1, 1)).expect("there");
+    let largest = world.engine.log(log).expect("there").sealed().map(|sealed| sealed.end.byte).max();
+    assert!(largest > Some(40 << 20), "{largest:?}");
+    let reads = Rc::new(Cell::new(0));
+    let counted = reads.clone();
+    world.disk.sim().choose_faults(move |asked| {
+        counted.set(counted.get() + u32::from(asked.kind == felix_runtime::sim::OpKind::Read));
+        None
+    });
+    world.disk.sim().set_faults(felix_runtime::sim::DiskFaults::none(std::time::Duration::from_micros(100)));
+    let mut worst = 0;
+    for at in [880, 3, 450, 451, 700, 1, 899, 452] {
+        let (base, bytes) = &first[at];
+        reads.set(0);
+        let batches = world.read(log, *base, 1).expect("readable");
+        assert!(
+            batches[0].head().base == *base && batches[0].records().next().expect("one").payload == *bytes
+        );
+        worst = worst.max(reads.get());
+    }
+    println!("{worst} reads at most in a segment of {largest:?} bytes");
+    // A walk would take 160 windows of 256 KiB.
+    assert!(worst <= 24, "{worst} reads");
+    // Page by page from the beginning it stays a walk.
+    reads.set(0);
+    let whole = world.read_log(log).expect("readable");
+    assert_eq!(whole.len(), 1_350);
+    let pages = reads.get();
+    assert!(pages < 2_000, "{pages} reads");
+}
+
+#[test]
+fn the_figures_of_an_engine_count_what_it_did() {
+    let mut world = World::empty(60);
+    let logs = [world.create(key(1, 1), Fsync::OnCommit), world.create(key(2, 1), Fsync::Periodic)];
+    for number in 0..200 {
+        for log in logs {
+            world.publish(log, &[vec![number as u8; [200, 70_000][number % 2]]]);
+        }
+        if number % 10 == 9 {
+            world.settle(logs[0]);
+        }
+    }
+    for log in logs {
+        world.settle(log);
+    }
+    world.pass(std::time::Duration::from_millis(600));
+    let (latencies, counts, gauges) =
+        (*world.engine.latencies(), world.engine.counts(), world.engine.gauges());
+    assert_eq!(latencies.settle_us.count, 400, "each batch settles once");
+    assert!(latencies.settle_us.quantile(0.5) >= 100, "a write takes 100 us at least");
+    assert_eq!(latencies.write_batches.sum, 400, "and with one write");
+    assert_eq!(latencies.write_bytes.count, counts.rounds + counts.direct);
+    assert_eq!(latencies.write_bytes.sum, counts.round_bytes + counts.direct_bytes);
+    assert!(latencies.sync_us.count > 0 && latencies.sync_us.quantile(0.01) >= 100);
+    assert_eq!(gauges.commit_bytes, 4 << 20);
+    assert!(
+        gauges.commit_used_bytes >= gauges.slot_used_bytes && gauges.commit_used_bytes <= gauges.commit_bytes
+    );
+    assert!(counts.free_bytes > 0 && counts.retired_bytes == 0);
+    let end = world.engine.log(logs[0]).expect("there").settled_end();
+    world.engine.move_start(logs[0], end);
+    world.pass(std::time::Duration::from_millis(600));
+    let counts = world.engine.counts();
+    assert!(counts.retired > 0 && counts.retired_bytes >= counts.retired * (64 << 10), "{counts:?}");
+}

@@ -37,6 +37,21 @@ fn stopped(world: &World) -> Vec<(felix_logstore::engine::LogId, StopReason)> {
     stops.collect()
 }
 
+/// One batch, if there is room at once.
+fn try_publish(world: &mut World, log: felix_logstore::engine::LogId, bytes: &[u8]) -> bool {
+    let Ok(claim) = world.engine.claim(log, BatchKind::Data, NonZeroU32::MIN, bytes.len()) else {
+        return false;
+    };
+    let meta = felix_logstore::log::AppendMeta {
+        generation: felix_wire::id::Generation(1),
+        timestamp_ms: 1,
+        producer: None,
+    };
+    world.engine.append(log, claim, meta, std::iter::once((1, bytes))).expect("there");
+    world.turn();
+    true
+}
+
 fn restart(mut world: World) -> World {
     world.disk.sim().choose_faults(|_| None);
     world.disk.sim().crash(&mut SimRng::new(9));
@@ -124,7 +139,10 @@ fn pieces_that_cannot_be_spilled_pin_their_slot_and_the_others_go_on() {
     let mut written = 0;
     let mut rng = SimRng::new(1);
     while stopped(&world).is_empty() {
-        world.publish(bad, &[payload(&mut rng, 3_000)]);
+        // It stops while it waits for room, some time.
+        while stopped(&world).is_empty() && !try_publish(&mut world, bad, &payload(&mut rng, 3_000)) {
+            world.step();
+        }
         world.publish(good, &[payload(&mut rng, 3_000)]);
         written += 1;
         if written % 8 == 0 {

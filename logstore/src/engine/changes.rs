@@ -1,4 +1,4 @@
-//! Changes of a log that are not appends: start offset, cut, deletion, release. And the pool that retired segments go to.
+//! Changes of a log that are not appends: start offset, cut, deletion, release.
 //! Scope: part of [`Engine`].
 //! Invariants: the mark that says so is durable before the change is answered, and before any file goes; a segment is retired
 //! only when nobody writes to it any more; one with readers is unlinked, not used again.
@@ -40,34 +40,6 @@ pub(super) struct Tombstone {
     keep: bool,
     /// Its files are gone, durably.
     removed: bool,
-}
-
-/// Segments from here on may be larger than asked for, if such a file was written before.
-const LARGE_BYTES: u64 = 1 << 20;
-
-/// Segment files that wait for their next use.
-#[derive(Debug, Default)]
-pub(super) struct Pool {
-    files: Vec<(u64, DiskPath)>,
-    next: u64,
-    /// On their way into it.
-    coming: usize,
-    filling: bool,
-}
-
-impl Pool {
-    pub fn len(&self) -> usize {
-        self.files.len()
-    }
-
-    /// A file of that size; for a large one also a larger one, up to `max` bytes. Gives its size too.
-    pub fn take(&mut self, size_bytes: u64, max: u64) -> Option<(u64, DiskPath)> {
-        let most = if size_bytes >= LARGE_BYTES { max.max(size_bytes) } else { size_bytes };
-        let fits = |size: u64| size >= size_bytes && size <= most;
-        let files = self.files.iter().enumerate().filter(|(_, (size, _))| fits(*size));
-        let (at, _) = files.min_by_key(|(_, (size, _))| *size)?;
-        Some(self.files.swap_remove(at))
-    }
 }
 
 impl Engine {
@@ -374,7 +346,11 @@ impl Engine {
     /// Closes handles of sealed segments that hold all their bytes, and retires segments below the start.
     pub(super) fn close_idle_files(&mut self, log: LogId) {
         let Some(shard) = self.logs.get(&log) else { return };
-        let idle = |sealed: &&Sealed| !shard.log.has_runs_of(sealed.seq) && !self.spill_uses(log, sealed.seq);
+        // A read may be under way through the handle it was written through.
+        let read = |sealed: &Sealed| sealed.files.is_some() && self.reads.is_read(log, sealed.seq);
+        let idle = |sealed: &&Sealed| {
+            !shard.log.has_runs_of(sealed.seq) && !self.spill_uses(log, sealed.seq) && !read(sealed)
+        };
         // Only from the oldest on, so that those with handles stay the newest.
         let with_files: Vec<&Sealed> = shard.log.sealed_with_files().collect();
         let closable: Vec<_> =
@@ -382,7 +358,7 @@ impl Engine {
         // A cut under way may end in a segment that would be retired.
         let kept = shard.change.is_some();
         // What a slot holds of a retired segment is not needed any more; only writes under way are waited for.
-        let free = |sealed: &&Sealed| !self.spill_uses(log, sealed.seq);
+        let free = |sealed: &&Sealed| !self.spill_uses(log, sealed.seq) && !read(sealed);
         let retired = if kept { 0 } else { shard.log.retired().take_while(free).count() };
         for seq in closable {
             let files = self.logs.get_mut(&log).and_then(|shard| shard.log.sealed_mut(seq)?.files.take());
@@ -400,70 +376,5 @@ impl Engine {
             };
             self.retire(log, &sealed);
         }
-    }
-
-    fn retire(&mut self, log: LogId, sealed: &Sealed) {
-        let Some(shard) = self.logs.get(&log) else { return };
-        self.counts.retired += 1;
-        let from = names::segment(self.config.volume, shard.log.key(), sealed.seq);
-        let mut files = Vec::new();
-        let read = self.reads.is_read(log, sealed.seq);
-        if !read {
-            self.reads.forget(log, sealed.seq, &mut files);
-        }
-        // One that is being read keeps its bytes, without a name, until the last handle is closed.
-        let pooled = !read && self.pool.files.len() + self.pool.coming < self.config.pool_files_max;
-        let to = self.next_pooled();
-        let (desk, size_bytes) = (self.desk.clone(), sealed.size_bytes);
-        self.pool.coming += usize::from(pooled);
-        let handles = sealed.files;
-        self.scripts.start(async move {
-            for file in files {
-                desk.close(file).await;
-            }
-            if let Some(handles) = handles {
-                desk.close_both(handles).await;
-            }
-            if pooled {
-                let result = scripts::pool_segment(&desk, from, to.clone()).await;
-                return Ended::Pooled { path: to, size_bytes, result };
-            }
-            let _ = desk.unlink(from.clone()).await;
-            let _ = desk.sync_dir(from.parent()).await;
-            Ended::Tidied
-        });
-    }
-
-    fn next_pooled(&mut self) -> DiskPath {
-        let number = self.pool.next;
-        self.pool.next += 1;
-        names::pooled(self.config.volume, self.config.run, self.config.core, number)
-    }
-
-    pub(super) fn pooled(&mut self, path: DiskPath, size_bytes: u64, result: Result<(), DiskError>) {
-        self.pool.coming -= 1;
-        self.pool.filling = false;
-        if result.is_ok() {
-            self.pool.files.push((size_bytes, path));
-        }
-        self.fill_pool();
-    }
-
-    /// Makes files for the pool, one at a time.
-    pub(super) fn fill_pool(&mut self) {
-        let size_bytes = self.config.pool_fill_bytes;
-        let there = self.pool.files.iter().filter(|(size, _)| *size == size_bytes).count();
-        let closing = self.closing != super::stop::Closing::No;
-        if self.pool.filling || closing || !self.space_ok || there >= self.config.pool_fill {
-            return;
-        }
-        self.pool.filling = true;
-        self.pool.coming += 1;
-        let path = self.next_pooled();
-        let desk = self.desk.clone();
-        self.scripts.start(async move {
-            let result = scripts::fill_pool(&desk, path.clone(), size_bytes).await;
-            Ended::Pooled { path, size_bytes, result }
-        });
     }
 }

@@ -32,6 +32,7 @@ struct Lists {
 pub(super) struct RoundInFlight {
     slot: usize,
     bytes: usize,
+    batches: usize,
     asked: Tick,
     dsync: bool,
     pieces: Vec<(LogId, PieceId)>,
@@ -57,7 +58,7 @@ impl Engine {
                 } else {
                     self.requeue(log, false);
                 }
-            } else if direct == 0 && in_round == 0 {
+            } else if direct == 0 && in_round == 0 && !self.is_stalled(log) {
                 packed.push(log);
             } else {
                 self.requeue(log, false);
@@ -106,7 +107,14 @@ impl Engine {
         }
         let file = if dsync { files.dsync } else { files.plain };
         let (desk, at) = (self.desk.clone(), piece.place.byte);
-        let written = Written { piece: piece.id, run: piece.run, bytes: piece.len, asked: now };
+        self.direct_in_flight += 1;
+        let written = Written {
+            piece: piece.id,
+            run: piece.run,
+            bytes: piece.len,
+            batches: piece.batches.len(),
+            asked: now,
+        };
         self.scripts.start(async move {
             let result = desk.write(file, at, buffer.freeze()).await;
             Ended::PieceWritten { log, written, result }
@@ -121,12 +129,17 @@ impl Engine {
         result: Result<(), DiskError>,
         now: Tick,
     ) {
-        let Written { piece, run, bytes, asked } = written;
+        let Written { piece, run, bytes, batches, asked } = written;
+        self.direct_in_flight -= 1;
         self.due.insert(log);
         self.with(log, |log| log.run_written(run));
         match result {
             Ok(()) => {
                 self.counts.direct(bytes, asked, now);
+                self.latencies.written(batches, bytes);
+                if self.is_on_commit(log) {
+                    self.latencies.synced(now.saturating_since(asked));
+                }
                 self.with(log, |log| log.set_front_dirty());
                 self.settle(log, piece, now);
             }
@@ -141,6 +154,12 @@ impl Engine {
     fn settle(&mut self, log: LogId, piece: PieceId, now: Tick) {
         let settled = self.with(log, |log| log.piece_written(piece)).flatten();
         if let Some(end) = settled {
+            if let Some(shard) = self.logs.get_mut(&log) {
+                let latencies = &mut self.latencies;
+                shard.log.take_settled(|at, batches| {
+                    latencies.settled(now.saturating_since(at), u64::from(batches));
+                });
+            }
             self.last_settle = now;
             self.unmarked.insert(log);
             if self.log(log).is_some_and(|log| log.config().policy == Fsync::Periodic) {
@@ -286,6 +305,7 @@ impl Engine {
         self.round = Some(RoundInFlight {
             slot: index,
             bytes: round.total_len(),
+            batches: pieces.iter().map(|(_, piece)| piece.batches.len()).sum(),
             asked: now,
             dsync,
             pieces: pieces.iter().map(|(log, piece)| (*log, piece.id)).collect(),
@@ -325,6 +345,10 @@ impl Engine {
             return;
         }
         self.counts.round(round.bytes, round.pieces.len(), round.asked, now);
+        self.latencies.written(round.batches, round.bytes);
+        if round.dsync {
+            self.latencies.synced(now.saturating_since(round.asked));
+        }
         self.slots.all[round.slot].dirty |= !round.dsync;
         if self.slots.all[round.slot].state == SlotState::Open {
             self.slots.marked = true;

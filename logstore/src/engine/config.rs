@@ -9,7 +9,7 @@ use felix_wire::id::CoreId;
 
 use crate::commit::mark::MARK_BYTES;
 use crate::id::Run;
-use crate::limits::{BATCH_BYTES_MAX, MARKS_SHARE, SLOT_BYTES_MIN, SLOTS_MIN};
+use crate::limits::{BATCH_BYTES_MAX, MARKS_SHARE, SEGMENT_BYTES_MIN, SLOT_BYTES_MIN, SLOTS_MIN};
 
 /// Settings of one engine.
 #[derive(Debug, Clone)]
@@ -42,7 +42,8 @@ pub struct EngineConfig {
     pub space_every: Duration,
     /// Segment files kept for their next use.
     pub pool_files_max: usize,
-    /// Of these, so many are made in the background, each `pool_fill_bytes` long and written with zeros.
+    /// Of these, so many are made in the background once a log is large enough for them, each `pool_fill_bytes` long and
+    /// written with zeros, as long as the volume stays 4 of them above `space_high_bytes`.
     pub pool_fill: usize,
     pub pool_fill_bytes: u64,
     /// Sealed segments open for reading at once.
@@ -72,7 +73,7 @@ impl EngineConfig {
             space_high_bytes: 2 << 30,
             space_every: Duration::from_secs(1),
             pool_files_max: 16,
-            pool_fill: 0,
+            pool_fill: 2,
             pool_fill_bytes: 64 << 20,
             read_files_max: 256,
             reads_max: 1_024,
@@ -98,6 +99,11 @@ impl EngineConfig {
         }
         if self.memory_bytes_max < 2 * BATCH_BYTES_MAX as usize {
             return Err("memory for two of the largest batches is needed");
+        }
+        if self.pool_fill_bytes < SEGMENT_BYTES_MIN
+            || !self.pool_fill_bytes.is_multiple_of(crate::limits::BLOCK)
+        {
+            return Err("a file that is filled ahead is whole blocks and at least 64 KiB");
         }
         if self.space_high_bytes < self.space_low_bytes || self.direct_depth == 0 || self.reads_max == 0 {
             return Err("a bound is upside down or nothing");

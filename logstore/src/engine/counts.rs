@@ -26,8 +26,12 @@ pub struct Counts {
     pub flushes: u64,
     /// Segments that were given up by retention.
     pub retired: u64,
+    /// Bytes of their files.
+    pub retired_bytes: u64,
     /// Operations that failed.
     pub troubles: u64,
+    /// How often the volume has told how many bytes are free.
+    pub space_asked: u64,
     /// Bytes free on the volume, when it was last asked.
     pub free_bytes: u64,
 }
@@ -58,10 +62,14 @@ pub struct Gauges {
     pub slots_ready: usize,
     /// Slots set aside for good.
     pub slots_aside: usize,
+    /// Bytes of all slots, and how many of them are in use: rounds that are still needed.
+    pub commit_bytes: u64,
+    pub commit_used_bytes: u64,
     /// Bytes used of the open slot.
     pub slot_used_bytes: u64,
-    /// Files waiting for their next use as segments.
+    /// Files waiting for their next use as segments, and their bytes.
     pub pooled: usize,
+    pub pool_bytes: u64,
     /// Reads under way.
     pub reads: usize,
 }

@@ -16,32 +16,113 @@ use crate::script::{Desk, Handles};
 use crate::segment::format::{SegmentEnd, SegmentHead};
 use crate::segment::walk::{Step, Walk};
 
+use super::seek::seek;
+
 /// A piece written straight to its segment.
 pub(super) struct Written {
     pub piece: PieceId,
     pub run: RunId,
     pub bytes: usize,
+    pub batches: usize,
     pub asked: Tick,
+}
+
+/// A segment file that was to be made.
+pub(super) struct Made {
+    pub seq: SegmentSeq,
+    pub size_bytes: u64,
+    /// Of the volume's free space.
+    pub taken_bytes: u64,
+    pub files: Result<Handles, DiskError>,
 }
 
 /// What a script came to.
 pub(super) enum Ended {
-    SlotMade { index: usize, files: Result<Handles, DiskError> },
-    SlotOpened { index: usize, result: Result<(), DiskError> },
-    RoundWritten { result: Result<(), DiskError> },
-    PieceWritten { log: LogId, written: Written, result: Result<(), DiskError> },
-    LogMade { log: LogId, result: Result<(), DiskError> },
-    SegmentMade { log: LogId, seq: SegmentSeq, size_bytes: u64, files: Result<Handles, DiskError> },
-    HeadWritten { log: LogId, head: SegmentHead, result: Result<(), DiskError> },
-    RunSpilled { slot: usize, log: LogId, run: RunId, result: Result<(), DiskError> },
-    SegmentSynced { slot: usize, log: LogId, result: Result<(), DiskError> },
-    Flushed { logs: Vec<(LogId, Point)>, result: Result<(), DiskError> },
-    Page { read: ReadId, log: LogId, page: Box<Page> },
-    CutFound { log: LogId, point: Result<CutPoint, crate::log::CutError> },
-    Space { free_bytes: Result<u64, DiskError> },
-    Pooled { path: DiskPath, size_bytes: u64, result: Result<(), DiskError> },
-    Removed { key: ShardKey, result: Result<(), DiskError> },
-    LogClosed { log: LogId, machine: Box<Log> },
+    SlotMade {
+        index: usize,
+        files: Result<Handles, DiskError>,
+    },
+    SlotOpened {
+        index: usize,
+        result: Result<(), DiskError>,
+    },
+    RoundWritten {
+        result: Result<(), DiskError>,
+    },
+    PieceWritten {
+        log: LogId,
+        written: Written,
+        result: Result<(), DiskError>,
+    },
+    LogMade {
+        log: LogId,
+        result: Result<(), DiskError>,
+    },
+    SegmentMade {
+        log: LogId,
+        made: Made,
+    },
+    HeadWritten {
+        log: LogId,
+        head: SegmentHead,
+        result: Result<(), DiskError>,
+    },
+    RunSpilled {
+        slot: usize,
+        log: LogId,
+        run: RunId,
+        result: Result<(), DiskError>,
+    },
+    SegmentSynced {
+        slot: usize,
+        log: LogId,
+        result: Result<(), DiskError>,
+    },
+    SlotsSynced {
+        logs: Vec<(LogId, Point)>,
+        results: Vec<(usize, Result<(), DiskError>)>,
+        asked: Tick,
+    },
+    Flushed {
+        log: LogId,
+        point: Point,
+        result: Result<(), DiskError>,
+        asked: Tick,
+    },
+    Page {
+        read: ReadId,
+        log: LogId,
+        page: Box<Page>,
+    },
+    CutFound {
+        log: LogId,
+        point: Result<CutPoint, crate::log::CutError>,
+    },
+    Space {
+        free_bytes: Result<u64, DiskError>,
+    },
+    /// The handles, once they are there.
+    FillWritten {
+        result: Result<Option<Handles>, DiskError>,
+    },
+    Filled {
+        path: DiskPath,
+        size_bytes: u64,
+        result: Result<(), DiskError>,
+    },
+    Pooled {
+        path: DiskPath,
+        size_bytes: u64,
+        result: Result<(), DiskError>,
+    },
+    Removed {
+        key: ShardKey,
+        result: Result<(), DiskError>,
+    },
+    LogClosed {
+        log: LogId,
+        machine: Box<Log>,
+    },
     Tidied,
     AllClosed,
 }
@@ -146,27 +227,15 @@ pub(super) async fn pool_segment(desk: &Desk, from: DiskPath, to: DiskPath) -> R
     desk.sync_dir(to.parent()).await
 }
 
-/// Makes a file for the pool and writes all of it, a little at a time.
-pub(super) async fn fill_pool(desk: &Desk, path: DiskPath, bytes: u64) -> Result<(), DiskError> {
-    const CHUNK: u64 = 256 << 10;
+/// Makes a file for the pool, to be filled.
+pub(super) async fn begin_fill(desk: &Desk, path: DiskPath, bytes: u64) -> Result<Handles, DiskError> {
     let files = desk.open_writer(path.clone(), OpenMode::CreateNew).await?;
-    let mut result = desk.presize(files.plain, bytes).await;
-    let mut at = 0;
-    while result.is_ok() && at < bytes {
-        let take = CHUNK.min(bytes - at);
-        let mut buffer = desk.buffer(take as usize).await;
-        buffer.push_zeros(take as usize);
-        result = desk.write(files.plain, at, buffer.freeze()).await;
-        at += take;
-    }
-    if result.is_ok() {
-        result = desk.sync(files.plain).await;
-    }
-    desk.close_both(files).await;
-    if result.is_err() {
+    if let Err(error) = desk.presize(files.plain, bytes).await {
+        desk.close_both(files).await;
         let _ = desk.unlink(path).await;
+        return Err(error);
     }
-    result
+    Ok(files)
 }
 
 /// What a read of a segment brought.
@@ -210,11 +279,22 @@ pub(super) async fn read_page(desk: &Desk, plan: FilePlan, path: DiskPath, bytes
             }
         },
     };
+    let mut plan = plan;
+    match seek(desk, &plan, file).await {
+        Ok(found) => {
+            plan.hint = found.last().copied().unwrap_or(plan.hint);
+            page.seen.extend(found);
+        }
+        Err(error) => {
+            page.error = Some(PageError::Disk(error));
+            return page;
+        }
+    }
     walk_page(desk, &plan, file, bytes_max, &mut page).await;
     let hinted = plan.hint.1 != plan.base_byte;
     if hinted && page.batches.is_empty() && matches!(page.error, Some(PageError::Damaged { .. })) {
         // An index is never trusted: what it points at is wrong, or the bytes are. From the beginning it shows.
-        let plan = FilePlan { hint: (plan.base, plan.base_byte), ..plan };
+        plan.hint = (plan.base, plan.base_byte);
         page.error = None;
         page.bad_hint = true;
         page.seen.clear();

@@ -63,6 +63,11 @@ pub(super) struct Slot {
 }
 
 impl Slot {
+    /// Whether its rounds are still needed.
+    fn is_needed(&self) -> bool {
+        !matches!(self.state, SlotState::Making | SlotState::Free | SlotState::Opening | SlotState::Standing)
+    }
+
     /// Whether a segment of `log` still has to be synced before the slot is free.
     pub fn holds(&self, log: LogId) -> bool {
         self.syncs.iter().any(|(of, _)| *of == log)
@@ -98,6 +103,17 @@ impl Slots {
         self.all.is_empty() || self.all.iter().any(|slot| slot.state != SlotState::Aside)
     }
 
+    /// There is none to follow the open one.
+    pub fn is_short(&self) -> bool {
+        let ready = |slot: &Slot| {
+            matches!(
+                slot.state,
+                SlotState::Making | SlotState::Free | SlotState::Opening | SlotState::Standing
+            )
+        };
+        !self.all.iter().any(ready)
+    }
+
     /// Slots that are neither free nor about to be.
     pub fn behind(&self) -> bool {
         let waiting = |slot: &&Slot| matches!(slot.state, SlotState::Closed | SlotState::Spilled);
@@ -113,16 +129,20 @@ impl Slots {
             slots: self.all.len(),
             slots_ready: count(&[SlotState::Free, SlotState::Opening, SlotState::Standing]),
             slots_aside: count(&[SlotState::Aside]),
+            commit_used_bytes: self.all.iter().filter(|slot| slot.is_needed()).map(|slot| slot.at).sum(),
             slot_used_bytes: self.open().map_or(0, |open| self.all[open].at),
             ..Gauges::default()
         }
     }
 
-    /// The files with rounds that were written without a sync; they count as clean from here on.
-    pub fn take_dirty(&mut self) -> Vec<FileId> {
-        let dirty =
-            self.all.iter_mut().filter_map(|slot| std::mem::take(&mut slot.dirty).then_some(slot.files));
-        dirty.flatten().map(|files| files.plain).collect()
+    /// The slots with rounds that were written without a sync; they count as clean from here on.
+    pub fn take_dirty(&mut self) -> Vec<(usize, FileId)> {
+        let dirty = self.all.iter_mut().enumerate().filter(|(_, slot)| slot.dirty);
+        let files = dirty.filter_map(|(index, slot)| {
+            slot.dirty = false;
+            Some((index, slot.files?.plain))
+        });
+        files.collect()
     }
 }
 

@@ -1,10 +1,13 @@
 //! Bringing pieces from closed slots to their segments. Scope: part of [`Engine`].
-//! Invariants: oldest slot first; a bounded number of writes and of syncs at once; memory of a run is let go when its write is
-//! answered, its slot when the segments are synced.
+//! Invariants: oldest slot first; a bounded number of writes and of syncs at once, one of each log, so that a file that is slow
+//! to answer takes no more than its own share; memory of a run is let go when its write is answered, its slot when the
+//! segments are synced.
 //! Not here: which slot is used next (`slots`).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
+use felix_runtime::clock::Tick;
 use felix_runtime::file::DiskError;
 
 use super::scripts::{self, Ended};
@@ -17,6 +20,12 @@ use crate::log::{RunId, StopReason};
 const WRITES_MAX: usize = 4;
 /// Syncs of segments at once.
 const SYNCS_MAX: usize = 4;
+/// A log whose segment does not answer for this long takes no claims and gets no piece into a slot until it does.
+const STALL_AFTER: Duration = Duration::from_secs(1);
+/// The same while no slot is ready, and
+const STALL_AFTER_SHORT: Duration = Duration::from_millis(20);
+/// when one more slot is made in place of one that such a log keeps.
+const EXTRA_SLOT_AFTER: Duration = Duration::from_millis(100);
 
 /// What is to be brought to segments.
 #[derive(Debug, Default)]
@@ -25,6 +34,19 @@ pub(super) struct Spills {
     syncs: VecDeque<(usize, LogId, SegmentSeq)>,
     writing: usize,
     syncing: usize,
+    /// Logs with a write or sync under way, and since when.
+    busy: BTreeMap<LogId, Tick>,
+}
+
+impl Spills {
+    /// The first of `queue` whose log has nothing under way.
+    fn next<T>(
+        busy: &BTreeMap<LogId, Tick>,
+        queue: &mut VecDeque<(usize, LogId, T)>,
+    ) -> Option<(usize, LogId, T)> {
+        let at = queue.iter().position(|(_, log, _)| !busy.contains_key(log))?;
+        queue.remove(at)
+    }
 }
 
 impl Engine {
@@ -48,7 +70,9 @@ impl Engine {
     /// Starts as many writes and syncs as may be under way.
     pub(super) fn spill(&mut self) {
         while self.spills.writing < WRITES_MAX {
-            let Some((slot, log, run)) = self.spills.runs.pop_front() else { break };
+            let Some((slot, log, run)) = Spills::next(&self.spills.busy, &mut self.spills.runs) else {
+                break;
+            };
             let number = self.slots.all[slot].number;
             let found = self.logs.get(&log).and_then(|shard| {
                 let bytes = shard.log.runs_in(number).find(|found| found.id == run)?;
@@ -61,6 +85,7 @@ impl Engine {
                 continue;
             };
             self.spills.writing += 1;
+            self.spills.busy.insert(log, self.now);
             let desk = self.desk.clone();
             self.scripts.start(async move {
                 let result = scripts::spill(&desk, file, byte, bytes).await;
@@ -68,12 +93,15 @@ impl Engine {
             });
         }
         while self.spills.syncing < SYNCS_MAX {
-            let Some((slot, log, segment)) = self.spills.syncs.pop_front() else { break };
+            let Some((slot, log, segment)) = Spills::next(&self.spills.busy, &mut self.spills.syncs) else {
+                break;
+            };
             let Some(file) = self.logs.get(&log).and_then(|shard| shard.log.files_of(segment)) else {
                 self.sync_done(slot);
                 continue;
             };
             self.spills.syncing += 1;
+            self.spills.busy.insert(log, self.now);
             let desk = self.desk.clone();
             self.scripts.start(async move {
                 let result = desk.sync(file.plain).await;
@@ -84,6 +112,7 @@ impl Engine {
 
     pub(super) fn run_spilled(&mut self, slot: usize, log: LogId, run: RunId, result: Result<(), DiskError>) {
         self.spills.writing -= 1;
+        self.spills.busy.remove(&log);
         match result {
             Ok(()) => {
                 let before = self.memory_bytes;
@@ -118,6 +147,9 @@ impl Engine {
 
     pub(super) fn segment_synced(&mut self, slot: usize, log: LogId, result: Result<(), DiskError>) {
         self.spills.syncing -= 1;
+        if let Some(since) = self.spills.busy.remove(&log) {
+            self.latencies.synced(self.now.saturating_since(since));
+        }
         if let Err(error) = result
             && self.logs.contains_key(&log)
         {
@@ -157,5 +189,31 @@ impl Engine {
     /// Whether a slot still needs the handles of a segment.
     pub(super) fn spill_uses(&self, log: LogId, segment: SegmentSeq) -> bool {
         self.slots.all.iter().any(|slot| slot.syncs.contains(&(log, segment)))
+    }
+
+    /// Whether the segment of a log has not answered for so long that what the log writes would only pile up.
+    pub(super) fn is_stalled(&self, log: LogId) -> bool {
+        let Some(since) = self.spills.busy.get(&log) else { return false };
+        let after = if self.slots.is_short() { STALL_AFTER_SHORT } else { STALL_AFTER };
+        self.now.saturating_since(*since) >= after
+    }
+
+    /// When one more slot is due, in place of one that a log keeps whose segment does not answer.
+    pub(super) fn extra_slot_due(&self) -> Option<Tick> {
+        let most = 2 * self.config.slots;
+        let live = self.slots.all.iter().filter(|slot| slot.state != SlotState::Aside).count();
+        if live >= most || !self.slots.is_short() {
+            return None;
+        }
+        self.spills.busy.values().min().map(|since| *since + EXTRA_SLOT_AFTER)
+    }
+
+    pub(super) fn tend_stalls(&mut self) {
+        let room = self.space.above(self.config.space_low_bytes);
+        let due = self.extra_slot_due().is_some_and(|due| self.now >= due);
+        if due && room.is_none_or(|room| room >= self.config.slot_bytes) {
+            self.space.take(self.config.slot_bytes);
+            self.make_slot();
+        }
     }
 }

@@ -44,7 +44,7 @@ impl Engine {
             Closing::Spilling => {
                 let busy =
                     |state| matches!(state, SlotState::Closed | SlotState::Opening | SlotState::Making);
-                if !self.slots.all.iter().any(|slot| busy(slot.state)) {
+                if !self.slots.all.iter().any(|slot| busy(slot.state)) && !self.is_filling() {
                     self.closing = Closing::LastRound;
                     self.slots.owes_marks = true;
                     self.slots.marked = false;

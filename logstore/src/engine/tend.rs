@@ -1,17 +1,15 @@
-//! What each log needs in a turn: segments, heads, seals, ceilings, flushes. Scope: part of [`Engine`].
+//! What each log needs in a turn: segments, heads, seals, ceilings. Scope: part of [`Engine`].
 //! Invariants: a segment's head is written when everything before it is durable, and the log waits for it.
-//! Not here: pieces (`commit`).
+//! Not here: pieces (`commit`), flushes (`flush`), whether there is space for a segment (`space`).
 
 use felix_runtime::clock::Tick;
-use felix_runtime::file::{DiskError, Op, Outcome};
+use felix_runtime::file::DiskError;
 
-use super::scripts::{self, Ended};
+use super::scripts::{self, Ended, Made};
 use super::{Engine, Event, LogId, Note, NoteThen};
 use crate::commit::MarkKind;
-use crate::id::SegmentSeq;
-use crate::log::{Point, StopReason};
+use crate::log::StopReason;
 use crate::names;
-use crate::script::Handles;
 use crate::segment::format::SegmentHead;
 
 impl Engine {
@@ -22,6 +20,7 @@ impl Engine {
         {
             shard.log.roll();
         }
+        shard.log.stamp(now);
         while shard.log.seal_front() {}
         if shard.log.roll_needs_flush() && !shard.flushing {
             self.flush(vec![log]);
@@ -88,26 +87,33 @@ impl Engine {
             });
         }
         let Some(size_bytes) = shard.log.wants_segment(need) else { return };
-        shard.making_segment = true;
         let most = shard.log.config().segment_bytes_max;
+        let (size_bytes, pooled) = match self.take_pooled(size_bytes, need, most) {
+            Some((size_bytes, path)) => (size_bytes, Some(path)),
+            None => match self.space_for_segment(size_bytes, need, most) {
+                Some(size_bytes) => (size_bytes, None),
+                None => {
+                    self.starve(log);
+                    return;
+                }
+            },
+        };
+        let Some(shard) = self.logs.get_mut(&log) else { return };
+        shard.making_segment = true;
         let seq = shard.log.take_seq();
         let path = names::segment(self.config.volume, shard.log.key(), seq);
-        let pooled = self.pool.take(size_bytes, most);
-        let (size_bytes, pooled) = pooled.map_or((size_bytes, None), |(size, path)| (size, Some(path)));
         let desk = self.desk.clone();
+        let taken_bytes = if pooled.is_some() { 0 } else { size_bytes };
+        self.space.making_bytes += taken_bytes;
         self.scripts.start(async move {
             let files = scripts::make_segment(&desk, pooled, path, size_bytes).await;
-            Ended::SegmentMade { log, seq, size_bytes, files }
+            Ended::SegmentMade { log, made: Made { seq, size_bytes, taken_bytes, files } }
         });
     }
 
-    pub(super) fn segment_made(
-        &mut self,
-        log: LogId,
-        seq: SegmentSeq,
-        size_bytes: u64,
-        files: Result<Handles, DiskError>,
-    ) {
+    pub(super) fn segment_made(&mut self, log: LogId, made: Made) {
+        let Made { seq, size_bytes, taken_bytes, files } = made;
+        self.space.making_bytes -= taken_bytes;
         self.due.insert(log);
         let epoch = self.take_epoch();
         let Some(shard) = self.logs.get_mut(&log) else {
@@ -125,7 +131,7 @@ impl Engine {
             Ok(files) => shard.log.add_segment(seq, epoch, size_bytes, files),
             Err(error) => {
                 // Nothing was promised: the next try has another number, when space is asked about again.
-                shard.starved = true;
+                self.starve(log);
                 self.trouble("making a segment", error);
             }
         }
@@ -160,120 +166,6 @@ impl Engine {
             let mut mark = shard.log.mark(MarkKind::State);
             mark.ceiling = ceiling;
             self.notes.push_back(Note { mark, then: NoteThen::Ceiling { log, ceiling } });
-        }
-    }
-
-    pub(super) fn tend_timers(&mut self, now: Tick) {
-        if now >= self.next_flush && !self.flushing {
-            self.next_flush = now + self.config.flush_every;
-            let logs: Vec<LogId> = std::mem::take(&mut self.behind).into_iter().collect();
-            let live = |log: &LogId| self.log(*log).is_some_and(|log| log.stopped().is_none());
-            let logs = logs.into_iter().filter(live).collect();
-            self.flush(logs);
-        }
-        if now >= self.next_space && !self.asking_space {
-            self.next_space = now + self.config.space_every;
-            self.asking_space = true;
-            let (desk, volume) = (self.desk.clone(), self.config.volume);
-            self.scripts.start(async move {
-                let free_bytes = match desk.ask(Op::Space { volume }).await {
-                    Ok(Outcome::Space(space)) => Ok(space.free_bytes),
-                    Ok(_) => Err(DiskError::Io { errno: 0 }),
-                    Err(error) => Err(error),
-                };
-                Ended::Space { free_bytes }
-            });
-            let old: Vec<LogId> = self.logs.keys().copied().collect();
-            self.due.extend(old);
-        }
-    }
-
-    pub(super) fn space_told(&mut self, free_bytes: Result<u64, DiskError>) {
-        self.asking_space = false;
-        let Ok(free) = free_bytes else { return };
-        self.counts.free_bytes = free;
-        let before = self.space_ok;
-        if free < self.config.space_low_bytes {
-            self.space_ok = false;
-        } else if free >= self.config.space_high_bytes {
-            self.space_ok = true;
-        }
-        if before != self.space_ok {
-            self.events.push_back(Event::Space { writes: self.space_ok });
-        }
-        if self.space_ok {
-            self.slots_retry();
-            for (log, shard) in &mut self.logs {
-                if std::mem::take(&mut shard.starved) {
-                    self.due.insert(*log);
-                }
-            }
-            self.fill_pool();
-        }
-    }
-
-    /// Makes durable what `logs` have settled: syncs the slots and segments that were written without.
-    pub(super) fn flush(&mut self, logs: Vec<LogId>) {
-        if self.flushing {
-            // What it would find clean may be in the sync that is under way.
-            self.flush_waits.extend(logs);
-            return;
-        }
-        let mut points: Vec<(LogId, Point)> = Vec::new();
-        let mut files = Vec::new();
-        for log in logs {
-            let Some(shard) = self.logs.get_mut(&log) else { continue };
-            shard.flushing = true;
-            points.push((log, shard.log.settled_point()));
-            files.extend(shard.log.take_dirty());
-        }
-        if points.is_empty() {
-            return;
-        }
-        self.counts.flushes += 1;
-        self.flushing = true;
-        files.extend(self.slots.take_dirty());
-        let desk = self.desk.clone();
-        self.scripts.start(async move {
-            let result = scripts::sync_all(&desk, files).await;
-            Ended::Flushed { logs: points, result }
-        });
-    }
-
-    pub(super) fn flushed(&mut self, logs: Vec<(LogId, Point)>, result: Result<(), DiskError>, now: Tick) {
-        self.flushing = false;
-        let waiting = std::mem::take(&mut self.flush_waits);
-        self.due.extend(waiting);
-        if let Err(error) = result {
-            self.trouble("a flush", error);
-            self.flush_failed(&logs);
-            return;
-        }
-        for (log, point) in logs {
-            self.due.insert(log);
-            if let Some(shard) = self.logs.get_mut(&log) {
-                shard.flushing = false;
-                shard.log.flushed(point);
-                self.unmarked.insert(log);
-                self.last_settle = now;
-            }
-        }
-    }
-
-    /// A failed sync is never tried again: every log stops that has something settled and not durable, since it may have
-    /// been in a file of the flush.
-    fn flush_failed(&mut self, logs: &[(LogId, Point)]) {
-        for (log, _) in logs {
-            self.due.insert(*log);
-            if let Some(shard) = self.logs.get_mut(log) {
-                shard.flushing = false;
-            }
-        }
-        let behind = |log: &crate::log::Log| log.durable_end() < log.settled_end();
-        let lost: Vec<LogId> =
-            self.logs.iter().filter(|(_, shard)| behind(&shard.log)).map(|(log, _)| *log).collect();
-        for log in lost {
-            self.stop_log(log, StopReason::SegmentFailed);
         }
     }
 }

@@ -153,6 +153,7 @@ impl Log {
             // Claimed before the log stopped: it will never settle.
             return batch;
         }
+        self.unstamped += 1;
         self.memory_bytes += claim.len;
         self.pending.push_back(Pending { batch: batch.clone(), segment: claim.segment, newest_ms });
         batch

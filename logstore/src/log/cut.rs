@@ -121,6 +121,8 @@ impl Log {
         self.cut_runs(point.at);
         self.pending.clear();
         self.in_flight.clear();
+        self.stamps.clear();
+        self.unstamped = 0;
         self.memory_bytes = self.runs().iter().map(|run| run.len as usize).sum();
         let SegmentEnd { segment, offset, byte, newest_ms, checksum } = point.end;
         let end = Point { end: offset, place: Place { segment, byte }, newest_ms, checksum };

@@ -41,6 +41,14 @@ pub(super) struct InFlight {
     done: bool,
 }
 
+/// When the batches below an offset were appended that were not when the one before was made.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stamp {
+    end: Offset,
+    at: Tick,
+    batches: u32,
+}
+
 /// Batches to be written together, with their place.
 #[derive(Debug)]
 pub struct Piece {
@@ -210,6 +218,22 @@ impl Log {
             batches: batches.iter().cloned().collect(),
         });
         id
+    }
+
+    /// What was appended since the last call was appended now, for the time until it settles.
+    pub fn stamp(&mut self, now: Tick) {
+        if self.unstamped > 0 {
+            let batches = std::mem::take(&mut self.unstamped);
+            self.stamps.push_back(Stamp { end: self.appended, at: now, batches });
+        }
+    }
+
+    /// Gives the stamps of what is settled, with so many batches each.
+    pub fn take_settled(&mut self, mut each: impl FnMut(Tick, u32)) {
+        while let Some(stamp) = self.stamps.front().filter(|stamp| stamp.end <= self.settled.end) {
+            each(stamp.at, stamp.batches);
+            self.stamps.pop_front();
+        }
     }
 
     /// The write that held a piece was answered well. Gives the new settled end, if it moved.

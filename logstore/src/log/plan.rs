@@ -38,9 +38,13 @@ pub struct FilePlan {
     /// Where to begin if the hint is wrong: the first batch of the stretch of the segment that can be read.
     pub base: Offset,
     pub base_byte: u64,
+    /// The batch that holds the offset begins below this byte.
+    pub behind: u64,
     /// Neither bytes nor offsets from here on are looked at.
     pub limit_byte: u64,
     pub limit: Offset,
+    /// Where the stretch of the segment ends that `limit_byte` is the end of. At or behind `limit`.
+    pub end: Offset,
     pub wanted: Offset,
     /// The handle, if one is open.
     pub file: Option<FileId>,
@@ -140,8 +144,10 @@ impl Stretch {
             hint: if hint.1 < self.base.1 { self.base } else { hint },
             base: self.base.0,
             base_byte: self.base.1,
+            behind: index.behind(wanted).map_or(self.limit.1, |byte| byte.min(self.limit.1)),
             limit_byte: self.limit.1,
             limit: self.limit.0.min(until),
+            end: self.limit.0,
             wanted,
             file,
         }

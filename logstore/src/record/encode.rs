@@ -10,6 +10,9 @@ use crate::field::{Writer, patch_u32};
 use crate::limits::{BATCH_ALIGN, BATCH_BYTES_MAX, BATCH_RECORDS_MAX};
 use crate::record::BatchKind;
 
+/// Bytes that are summed and copied together: they are in the nearest cache for the copy.
+const PASS_BYTES: usize = 16 << 10;
+
 /// A batch that is being written.
 pub struct Encoder {
     head: BatchHead,
@@ -52,9 +55,15 @@ impl Encoder {
         let delta = delta.clamp(i128::from(i32::MIN), i128::from(i32::MAX)) as i32;
         let len = (payload.len() as u32).to_le_bytes();
         let delta = delta.to_le_bytes();
-        let crc = extend(extend(extend(self.seed, &len), &delta), payload);
+        let begin = self.out.len();
+        Writer::new(&mut self.out).bytes(&len).u32(0).bytes(&delta);
+        let mut crc = extend(extend(self.seed, &len), &delta);
+        for part in payload.chunks(PASS_BYTES) {
+            crc = extend(crc, part);
+            self.out.extend_from_slice(part);
+        }
+        patch_u32(&mut self.out, begin + 4, crc);
         self.record_checksums.extend_from_slice(&crc.to_le_bytes());
-        Writer::new(&mut self.out).bytes(&len).u32(crc).bytes(&delta).bytes(payload);
         self.pushed += 1;
     }
 

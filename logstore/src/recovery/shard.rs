@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use felix_runtime::file::{DiskError, DiskPath, FileId, LockKind, OpenFlags, OpenMode, VolumeId};
 use felix_wire::id::Offset;
+use futures::StreamExt;
 
 use super::evidence::Known;
 use super::replay::{Move, write_pieces};
@@ -23,6 +24,9 @@ use crate::record::BatchFault;
 use crate::script::Desk;
 use crate::segment::format::{SegmentEnd, SegmentFault, SegmentHead};
 use crate::segment::walk::{Evidence, SEARCH_OVERLAP, Step, Walk, search};
+
+/// Heads of one log's segments read at once.
+const HEADS_AT_ONCE: usize = 8;
 
 /// What every log's recovery needs.
 #[derive(Clone)]
@@ -101,22 +105,31 @@ impl Shard<'_> {
             byte: 0,
             why: Refusal::Disk(error),
         })?;
-        for seq in entries.iter().filter_map(|entry| names::segment_of(&entry.name)) {
-            self.all.push(seq);
-            let disk = self.disk(seq);
-            let (file, _) =
-                desk.open(self.path(seq), OpenFlags::plain(OpenMode::Read)).await.map_err(&disk)?;
-            let block = desk.read_all(file, 0, BLOCK as usize).await.map_err(&disk)?;
-            desk.close(file).await;
-            match SegmentHead::decode(&block) {
-                Ok(head) if head.key == self.key && head.seq == seq => {
-                    self.heads.insert(seq, head);
+        self.all = entries.iter().filter_map(|entry| names::segment_of(&entry.name)).collect();
+        let mut blocks = futures::stream::iter(self.all.clone())
+            .map(|seq| {
+                let (path, disk) = (self.path(seq), self.disk(seq));
+                async move {
+                    let (file, _) = desk.open(path, OpenFlags::plain(OpenMode::Read)).await.map_err(&disk)?;
+                    let block = desk.read_all(file, 0, BLOCK as usize).await;
+                    desk.close(file).await;
+                    Ok((seq, block.map_err(&disk)?))
                 }
+            })
+            .buffer_unordered(HEADS_AT_ONCE);
+        let (mut heads, mut damaged) = (BTreeMap::new(), Vec::new());
+        while let Some(read) = blocks.next().await {
+            let (seq, block) = read?;
+            match SegmentHead::decode(&block) {
+                Ok(head) if head.key == self.key && head.seq == seq => _ = heads.insert(seq, head),
                 // A file made ready for its next use, or one that is no segment yet.
                 Ok(_) | Err(SegmentFault::NotASegment) => {}
-                Err(fault) => self.damaged.push((seq, fault)),
+                Err(fault) => damaged.push((seq, fault)),
             }
         }
+        drop(blocks);
+        damaged.sort_by_key(|(seq, _)| *seq);
+        (self.heads, self.damaged) = (heads, damaged);
         Ok(())
     }
 

@@ -15,13 +15,23 @@ pub struct Index {
 }
 
 impl Index {
-    /// Takes note of a batch, if it is far enough behind the last one noted. Batches come in order; ones seen before are
-    /// passed over, so a second walk over the same bytes changes nothing.
+    /// Takes note of a batch, if it is far enough from those noted before and behind it. Ones seen before are passed over, so
+    /// a second walk over the same bytes changes nothing.
     pub fn note(&mut self, base: Offset, byte: u64) {
-        let far = self.entries.last().is_none_or(|(last, at)| base.0 > *last && byte >= at + INDEX_SPACING);
-        if far {
-            self.entries.push((base.0, byte));
+        let at = self.entries.partition_point(|(noted, _)| *noted < base.0);
+        let before = at.checked_sub(1).and_then(|before| self.entries.get(before));
+        let far_before = before.is_none_or(|(_, noted)| byte >= noted + INDEX_SPACING);
+        let far_behind = self.entries.get(at).is_none_or(|(_, noted)| *noted >= byte + INDEX_SPACING);
+        if far_before && far_behind {
+            self.entries.insert(at, (base.0, byte));
         }
+    }
+
+    /// Byte of the first batch noted that begins behind `offset`.
+    #[must_use]
+    pub fn behind(&self, offset: Offset) -> Option<u64> {
+        let at = self.entries.partition_point(|(noted, _)| *noted <= offset.0);
+        self.entries.get(at).map(|(_, byte)| *byte)
     }
 
     /// The batch to begin with when `offset` is wanted from a segment whose first batch is at `base`.
@@ -70,6 +80,14 @@ mod tests {
         assert_eq!(index.len(), 2);
         assert_eq!(index.locate(Offset(29), Offset(10)), (Offset(10), BLOCK));
         assert_eq!(index.locate(Offset(31), Offset(10)), (Offset(30), BLOCK + INDEX_SPACING));
+        // One found far behind, and one between that came later.
+        index.note(Offset(90), BLOCK + 9 * INDEX_SPACING);
+        index.note(Offset(60), BLOCK + 5 * INDEX_SPACING);
+        index.note(Offset(61), BLOCK + 5 * INDEX_SPACING + 8);
+        assert_eq!(index.len(), 4);
+        assert_eq!(index.locate(Offset(70), Offset(10)), (Offset(60), BLOCK + 5 * INDEX_SPACING));
+        assert_eq!(index.behind(Offset(60)), Some(BLOCK + 9 * INDEX_SPACING));
+        assert_eq!(index.behind(Offset(90)), None);
         index.cut(Offset(30));
         assert_eq!(index.locate(Offset(31), Offset(10)), (Offset(10), BLOCK));
     }

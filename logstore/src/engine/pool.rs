@@ -1,0 +1,276 @@
+//! Segment files that wait for their next use: retired ones, and ones that were written with zeros ahead of time.
+//! Scope: part of [`Engine`].
+//! Owns: the files of the pool, the one that is being filled.
+//! Invariants: every block of a file of the pool was written before, so writing it again changes neither size nor extents;
+//! filling takes one small write at a time and leaves the disk to rounds and direct writes, but for a small share; a
+//! segment with readers is unlinked, not used again.
+//! Not here: which segments are retired (`log`), when one is made (`tend`).
+
+use std::time::Duration;
+
+use felix_runtime::clock::Tick;
+use felix_runtime::file::{DiskError, DiskPath, SharedBuf};
+
+use super::scripts::{self, Ended};
+use super::stop::Closing;
+use super::{Engine, LogId};
+use crate::log::Sealed;
+use crate::names;
+use crate::script::Handles;
+
+/// Segments from here on may be larger than asked for, if such a file was written before.
+const LARGE_BYTES: u64 = 1 << 20;
+/// Bytes of one write of a fill.
+const FILL_BYTES: u64 = 256 << 10;
+/// While rounds or direct writes are in flight a fill makes one write in this time: 25 MB/s.
+const FILL_EVERY: Duration = Duration::from_millis(10);
+/// How long a fill that failed is not tried again.
+const FILL_AGAIN: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    files: Vec<(u64, DiskPath)>,
+    next: u64,
+    /// On their way into it.
+    coming: usize,
+    /// A log was large enough for the files that a fill makes: before that nothing is filled.
+    wanted: bool,
+    fill: Option<Fill>,
+    /// Files that are filled and being synced.
+    filled: usize,
+    not_before: Option<Tick>,
+}
+
+/// A file that is being filled.
+#[derive(Debug)]
+struct Fill {
+    path: DiskPath,
+    files: Option<Handles>,
+    /// Up to here it is written.
+    at: u64,
+    /// An operation is under way.
+    busy: bool,
+    /// When the next write is due even if others are in flight.
+    next: Tick,
+    zeros: Option<SharedBuf>,
+}
+
+impl Pool {
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Bytes of its files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|(size, _)| size).sum()
+    }
+
+    /// A file of that size; for a large one also a larger one, up to `max` bytes, or the largest of at least half the size.
+    /// Gives its size too.
+    pub fn take(&mut self, size_bytes: u64, need: u64, max: u64) -> Option<(u64, DiskPath)> {
+        let large = size_bytes >= LARGE_BYTES;
+        let most = if large { max.max(size_bytes) } else { size_bytes };
+        let files = || self.files.iter().enumerate().map(|(at, (size, _))| (at, *size));
+        let fits =
+            files().filter(|(_, size)| (size_bytes..=most).contains(size)).min_by_key(|(_, size)| *size);
+        let half = || {
+            let above = (size_bytes / 2).max(need).max(LARGE_BYTES);
+            files().filter(|(_, size)| large && *size >= above).max_by_key(|(_, size)| *size)
+        };
+        let (at, _) = fits.or_else(half)?;
+        Some(self.files.swap_remove(at))
+    }
+
+    /// When the fill is due, if there is one that waits.
+    pub fn next_timeout(&self) -> Option<Tick> {
+        self.fill.as_ref().filter(|fill| !fill.busy).map(|fill| fill.next)
+    }
+}
+
+impl Engine {
+    /// A segment file for a log that wants one of `size_bytes` and has at once `need` to write.
+    pub(super) fn take_pooled(&mut self, size_bytes: u64, need: usize, max: u64) -> Option<(u64, DiskPath)> {
+        self.pool.wanted |= size_bytes >= LARGE_BYTES.min(self.config.pool_fill_bytes);
+        // A head, and the padding before and behind a batch.
+        let need = need as u64 + 4 * crate::limits::BLOCK;
+        self.pool.take(size_bytes, need, max)
+    }
+
+    pub(super) fn retire(&mut self, log: LogId, sealed: &Sealed) {
+        let Some(shard) = self.logs.get(&log) else { return };
+        self.counts.retired += 1;
+        self.counts.retired_bytes += sealed.size_bytes;
+        let from = names::segment(self.config.volume, shard.log.key(), sealed.seq);
+        let mut files = Vec::new();
+        let read = self.reads.is_read(log, sealed.seq);
+        if !read {
+            self.reads.forget(log, sealed.seq, &mut files);
+        }
+        // One that is being read keeps its bytes, without a name, until the last handle is closed. On a volume that is nearly
+        // full others want the space more.
+        let pooled =
+            !read && self.space_ok && self.pool.files.len() + self.pool.coming < self.config.pool_files_max;
+        let to = self.next_pooled();
+        let (desk, size_bytes) = (self.desk.clone(), sealed.size_bytes);
+        self.pool.coming += usize::from(pooled);
+        let handles = sealed.files;
+        self.scripts.start(async move {
+            for file in files {
+                desk.close(file).await;
+            }
+            if let Some(handles) = handles {
+                desk.close_both(handles).await;
+            }
+            if pooled {
+                let result = scripts::pool_segment(&desk, from, to.clone()).await;
+                return Ended::Pooled { path: to, size_bytes, result };
+            }
+            let _ = desk.unlink(from.clone()).await;
+            let _ = desk.sync_dir(from.parent()).await;
+            Ended::Tidied
+        });
+    }
+
+    fn next_pooled(&mut self) -> DiskPath {
+        let number = self.pool.next;
+        self.pool.next += 1;
+        names::pooled(self.config.volume, self.config.run, self.config.core, number)
+    }
+
+    pub(super) fn pooled(&mut self, path: DiskPath, size_bytes: u64, result: Result<(), DiskError>) {
+        self.pool.coming -= 1;
+        if result.is_ok() {
+            self.pool.files.push((size_bytes, path));
+        }
+    }
+
+    /// Begins to fill a file for the pool, or writes a little more of it.
+    pub(super) fn tend_fill(&mut self, now: Tick) {
+        if self.closing != Closing::No {
+            self.drop_fill();
+            return;
+        }
+        let busy = self.round.is_some() || self.direct_in_flight > 0;
+        let bytes = self.config.pool_fill_bytes;
+        match &mut self.pool.fill {
+            None => self.begin_fill(now),
+            Some(fill) if fill.busy || (busy && now < fill.next) => {}
+            Some(fill) => {
+                fill.next = now + FILL_EVERY;
+                let Some(files) = fill.files else { return };
+                if fill.at >= bytes {
+                    self.end_fill();
+                    return;
+                }
+                if fill.zeros.is_none() {
+                    // No buffer now: the next try is a moment later.
+                    let Ok(mut buffer) = self.desk.pool().take(FILL_BYTES.min(bytes) as usize) else {
+                        return;
+                    };
+                    buffer.push_zeros(buffer.capacity());
+                    fill.zeros = Some(buffer.freeze());
+                }
+                let Some(zeros) = fill.zeros.clone() else { return };
+                // The last write may go over one before: what is there are zeros.
+                let at = fill.at.min(bytes - zeros.len() as u64);
+                fill.at = at + zeros.len() as u64;
+                fill.busy = true;
+                let desk = self.desk.clone();
+                self.scripts.start(async move {
+                    let result = desk.write(files.plain, at, zeros).await;
+                    Ended::FillWritten { result: result.map(|()| None) }
+                });
+            }
+        }
+    }
+
+    fn begin_fill(&mut self, now: Tick) {
+        let (config, pool) = (&self.config, &self.pool);
+        let bytes = config.pool_fill_bytes;
+        let there = pool.files.iter().filter(|(size, _)| *size >= bytes).count();
+        let early = pool.not_before.is_some_and(|at| now < at);
+        if !pool.wanted || early || there + pool.filled >= config.pool_fill || !self.space_ok {
+            return;
+        }
+        // What is filled ahead must not be what makes the volume full.
+        if self.space.above(config.space_high_bytes).is_none_or(|above| above < 4 * bytes) {
+            return;
+        }
+        self.space.take(bytes);
+        self.pool.coming += 1;
+        let path = self.next_pooled();
+        let desk = self.desk.clone();
+        self.pool.fill =
+            Some(Fill { path: path.clone(), files: None, at: 0, busy: true, next: now, zeros: None });
+        self.scripts.start(async move {
+            Ended::FillWritten { result: scripts::begin_fill(&desk, path, bytes).await.map(Some) }
+        });
+    }
+
+    pub(super) fn fill_written(&mut self, result: Result<Option<Handles>, DiskError>, now: Tick) {
+        let Some(fill) = &mut self.pool.fill else { return };
+        fill.busy = false;
+        match result {
+            Ok(files) => fill.files = files.or(fill.files),
+            Err(error) => {
+                self.trouble("filling a file ahead", error);
+                self.pool.not_before = Some(now + FILL_AGAIN);
+                self.drop_fill();
+            }
+        }
+    }
+
+    fn end_fill(&mut self) {
+        let Some(Fill { path, files: Some(files), .. }) = self.pool.fill.take() else { return };
+        let (desk, size_bytes) = (self.desk.clone(), self.config.pool_fill_bytes);
+        self.pool.filled += 1;
+        self.scripts.start(async move {
+            let result = desk.sync(files.plain).await;
+            desk.close_both(files).await;
+            Ended::Filled { path, size_bytes, result }
+        });
+    }
+
+    pub(super) fn filled(&mut self, path: DiskPath, size_bytes: u64, result: Result<(), DiskError>) {
+        self.pool.filled -= 1;
+        self.pooled(path, size_bytes, result);
+    }
+
+    /// The volume is nearly full: what waits for its next use is given back.
+    pub(super) fn empty_pool(&mut self) {
+        self.drop_fill();
+        if self.pool.files.is_empty() {
+            return;
+        }
+        let paths: Vec<DiskPath> = self.pool.files.drain(..).map(|(_, path)| path).collect();
+        let desk = self.desk.clone();
+        self.scripts.start(async move {
+            for path in paths {
+                let _ = desk.unlink(path).await;
+            }
+            Ended::Tidied
+        });
+    }
+
+    /// Gives up the file that is being filled, if nothing is under way on it.
+    fn drop_fill(&mut self) {
+        if self.pool.fill.as_ref().is_none_or(|fill| fill.busy) {
+            return;
+        }
+        let Some(Fill { path, files, .. }) = self.pool.fill.take() else { return };
+        self.pool.coming -= 1;
+        let desk = self.desk.clone();
+        self.scripts.start(async move {
+            if let Some(files) = files {
+                desk.close_both(files).await;
+            }
+            let _ = desk.unlink(path).await;
+            Ended::Tidied
+        });
+    }
+
+    /// Whether a file is still being filled.
+    pub(super) fn is_filling(&self) -> bool {
+        self.pool.fill.is_some() || self.pool.filled > 0
+    }
+}
