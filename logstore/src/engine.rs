@@ -378,6 +378,21 @@ impl Engine {
         Gauges { logs: self.logs.len(), memory_bytes, pooled, reads: self.reads.under_way(), ..slots }
     }
 
+    /// Whether the volume has space for writes, as far as is known.
+    #[must_use]
+    pub fn has_space(&self) -> bool {
+        self.space_ok
+    }
+
+    /// Segments of all logs and the bytes of their files. Looks at every log.
+    #[must_use]
+    pub fn disk_use(&self) -> (u64, u64) {
+        let of_log =
+            |shard: &Shard| (shard.log.sealed().count() + shard.log.open().count(), shard.log.disk_bytes());
+        let logs = self.logs.values().map(of_log);
+        logs.fold((0, 0), |(segments, bytes), (more, disk)| (segments + more as u64, bytes + disk))
+    }
+
     fn trouble(&mut self, what: &'static str, error: DiskError) {
         self.counts.troubles += 1;
         self.events.push_back(Event::DiskTrouble { what, error });

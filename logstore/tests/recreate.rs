@@ -129,7 +129,7 @@ fn live(world: &mut World, others: &mut Others, rng: &mut SimRng, life: u64) -> 
             only_this_life(world, log, life);
         }
     }
-    if life % 2 == 0 {
+    if life.is_multiple_of(2) {
         world.settle(log);
         assert_eq!(only_this_life(world, log, life), number);
     }

@@ -105,6 +105,7 @@ pub struct Core {
     /// Durable shards of this core that are not served yet.
     pub(super) wanted: Vec<(ShardId, Wanted)>,
     pub(super) next_retain: Tick,
+    pub(super) next_log_figures: Tick,
     pub(super) rings_bytes: usize,
     /// Shards that turned a sender away for want of room.
     pub(super) starved: Vec<ShardId>,
@@ -175,6 +176,7 @@ impl Core {
             granted: BTreeMap::new(),
             wanted: Vec::new(),
             next_retain: Tick::ZERO,
+            next_log_figures: Tick::ZERO,
             rings_bytes: 0,
             starved: Vec::new(),
             rings_moved: false,

@@ -74,6 +74,27 @@ counters! {
     RingBytes Gauge "ring_bytes" "Bytes held in replay rings.";
     Shards Gauge "shards" "Shards served.";
     LogReadErrors Counter "log_read_errors" "Reads of a log that found damage or were refused by the disk.";
+    LogRounds Counter "log_rounds" "Rounds of the commit file: each is one write and sync for all shards of the core.";
+    LogRoundBytes Counter "log_round_bytes" "Bytes of those rounds.";
+    LogRoundPieces Counter "log_round_pieces" "Pieces of shards in those rounds.";
+    LogRoundMicros Counter "log_round_microseconds" "Time those rounds took, in all.";
+    LogDirect Counter "log_direct_writes" "Writes straight to segments.";
+    LogDirectBytes Counter "log_direct_bytes" "Bytes of those writes.";
+    LogDirectMicros Counter "log_direct_microseconds" "Time those writes took, in all.";
+    LogSpilledBytes Counter "log_spilled_bytes" "Bytes brought from the commit file to segments.";
+    LogFlushes Counter "log_flushes" "Syncs of logs that acknowledge before they sync.";
+    LogRetired Counter "log_segments_retired" "Segments removed by retention or with their stream.";
+    LogTroubles Counter "log_disk_errors" "Writes, syncs and other operations of logs that the disk refused.";
+    LogMemoryBytes Gauge "log_waiting_bytes" "Bytes of logs on their way to their segments.";
+    LogSlotUsedBytes Gauge "log_commit_slot_used_bytes" "Bytes used of the commit slot that is being written.";
+    LogSlotsReady Gauge "log_commit_slots_ready" "Commit slots that can be written next.";
+    LogSlotsAside Gauge "log_commit_slots_aside" "Commit slots set aside because their bytes could not be brought to segments.";
+    LogPooled Gauge "log_pooled_segments" "Segment files that wait for their next use.";
+    LogSegments Gauge "log_segments" "Segments of the logs open on this core.";
+    LogDiskBytes Gauge "log_disk_bytes" "Bytes of those segments, whole files.";
+    LogsOpen Gauge "log_open" "Logs open on this core.";
+    LogFreeBytes Gauge "log_disk_free_bytes" "Bytes free on the fullest volume.";
+    LogWritable Gauge "log_writable" "1 while no volume is too full for writes.";
     MailDepth Gauge "mailbox_depth" "Messages that wait for room in a mailbox.";
 }
 

@@ -3,6 +3,11 @@
 //! an answer to a publish is made from what the log settled; a log is deleted only on the admin thread's word.
 //! Not here: the engines (`felix_logstore`), carrying out operations (`run`).
 
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
 use felix_logstore::engine::{Event, LogId, ReadError, ReadId};
 use felix_logstore::id::ShardKey;
 use felix_logstore::retention::Retention;
@@ -17,6 +22,32 @@ use crate::shard::mail::{Ending, FromShard, PageLoss, Reader, ShardOutput};
 use crate::shard::{Shard, ShardCx};
 use crate::snapshot::{FromCore, LogOrder, ShardId};
 use crate::store::{LogAt, LogSource, PageReader, Store, StoreSettings, VolumeStart};
+
+/// How often the figures of logs are added up: that looks at every log.
+const FIGURES_EVERY: Duration = Duration::from_secs(1);
+
+/// What engines count, in the order in which it is added up.
+const LOG_FIGURES: [Counter; 19] = [
+    Counter::LogRounds,
+    Counter::LogRoundBytes,
+    Counter::LogRoundPieces,
+    Counter::LogRoundMicros,
+    Counter::LogDirect,
+    Counter::LogDirectBytes,
+    Counter::LogDirectMicros,
+    Counter::LogSpilledBytes,
+    Counter::LogFlushes,
+    Counter::LogRetired,
+    Counter::LogTroubles,
+    Counter::LogMemoryBytes,
+    Counter::LogSlotUsedBytes,
+    Counter::LogSlotsReady,
+    Counter::LogSlotsAside,
+    Counter::LogPooled,
+    Counter::LogSegments,
+    Counter::LogDiskBytes,
+    Counter::LogsOpen,
+];
 
 /// A durable shard of this core as the routes name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -303,5 +334,52 @@ impl Core {
             self.next_retain = now + store.settings().retain_every;
             store.retain(self.unix_ms);
         }
+        if now >= self.next_log_figures {
+            self.next_log_figures = now + FIGURES_EVERY;
+            self.set_log_figures();
+        }
+    }
+
+    /// What the engines have counted, as numbers of the core.
+    fn set_log_figures(&self) {
+        let Some(store) = &self.store else { return };
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let (mut free, mut writable) = (u64::MAX, true);
+        let mut sums = [0u64; LOG_FIGURES.len()];
+        for engine in store.engines() {
+            let (counts, gauges) = (engine.counts(), engine.gauges());
+            let (segments, disk_bytes) = engine.disk_use();
+            free = free.min(counts.free_bytes);
+            writable &= engine.has_space();
+            let figures = [
+                counts.rounds,
+                counts.round_bytes,
+                counts.round_pieces,
+                micros(counts.round_time),
+                counts.direct,
+                counts.direct_bytes,
+                micros(counts.direct_time),
+                counts.spilled_bytes,
+                counts.flushes,
+                counts.retired,
+                counts.troubles,
+                gauges.memory_bytes as u64,
+                gauges.slot_used_bytes,
+                gauges.slots_ready as u64,
+                gauges.slots_aside as u64,
+                gauges.pooled as u64,
+                segments,
+                disk_bytes,
+                gauges.logs as u64,
+            ];
+            for (sum, figure) in sums.iter_mut().zip(figures) {
+                *sum += figure;
+            }
+        }
+        for (counter, sum) in LOG_FIGURES.iter().zip(sums) {
+            self.counters.set(*counter, sum);
+        }
+        self.counters.set(Counter::LogFreeBytes, free);
+        self.counters.set(Counter::LogWritable, u64::from(writable));
     }
 }
