@@ -14,6 +14,8 @@ mod files;
 mod op;
 mod path;
 mod volume;
+#[cfg(debug_assertions)]
+mod watch;
 
 pub use buffer::{AlignedBuf, BLOCK_BYTES, BufPool, PoolEmpty, ReadBuf, ReadRoom, SharedBuf};
 pub use error::DiskError;

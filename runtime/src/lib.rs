@@ -6,6 +6,7 @@
 pub mod clock;
 pub mod counters;
 pub mod executor;
+pub mod failpoint;
 pub mod file;
 pub mod mailbox;
 pub mod probe;

@@ -208,16 +208,16 @@ class Broker:
     def port(self):
         return int(self.addr.rsplit(":", 1)[1])
 
-    def create_stream(self, name, shards=1, routing=None, tenant=TENANT):
+    def create_stream(self, name, shards=1, routing=None, tenant=TENANT, durable=False, retention_bytes=None):
         """Creates the stream and waits until this broker serves every shard of it."""
         body = {
             "stream": name,
             "kind": "Stream",
             "shards": shards,
-            "retention": {},
+            "retention": {} if retention_bytes is None else {"max_size_bytes": retention_bytes},
             "consistency": "Leader",
             "delivery": "AtLeastOnce",
-            "durable": False,
+            "durable": durable,
         }
         if routing:
             body["routing"] = routing

@@ -103,22 +103,31 @@ impl Plane {
 
     /// Makes a stream in memory. Its status and answer.
     pub fn try_stream(&self, tenant: &str, namespace: &str, stream: &str, shards: u32) -> (u16, Value) {
-        let manage = format!("tenant.manage:tenant:{tenant}");
-        let admin = self.token(tenant, "admin", &[&manage], 3_600, "felix-controlplane");
+        self.try_stream_of(tenant, namespace, &stream_row(stream, shards))
+    }
+
+    /// Makes a stream. Its status and answer.
+    pub fn try_stream_of(&self, tenant: &str, namespace: &str, row: &StreamCreate) -> (u16, Value) {
         let path = format!("{}/v1/tenants/{tenant}/namespaces/{namespace}/streams", self.url);
-        let body = StreamCreate {
-            stream: stream.to_owned(),
-            kind: StreamKind::Stream,
-            shards,
-            replication_factor: 1,
-            retention: Retention::default(),
-            consistency: Consistency::Leader,
-            delivery: Delivery::AtLeastOnce,
-            durable: false,
-            region: None,
-            routing: None,
-        };
-        call("POST", &path, Some(&admin), Some(&serde_json::to_value(body).unwrap()))
+        let admin = self.admin(tenant);
+        call("POST", &path, Some(&admin), Some(&serde_json::to_value(row).unwrap()))
+    }
+
+    /// Deletes a stream. Its status and answer.
+    pub fn delete_stream(&self, tenant: &str, namespace: &str, stream: &str) -> (u16, Value) {
+        let path = format!("{}/v1/tenants/{tenant}/namespaces/{namespace}/streams/{stream}", self.url);
+        call("DELETE", &path, Some(&self.admin(tenant)), None)
+    }
+
+    /// Changes a stream. Its status and answer.
+    pub fn patch_stream(&self, tenant: &str, namespace: &str, stream: &str, patch: &Value) -> (u16, Value) {
+        let path = format!("{}/v1/tenants/{tenant}/namespaces/{namespace}/streams/{stream}", self.url);
+        call("PATCH", &path, Some(&self.admin(tenant)), Some(patch))
+    }
+
+    fn admin(&self, tenant: &str) -> String {
+        let manage = format!("tenant.manage:tenant:{tenant}");
+        self.token(tenant, "admin", &[&manage], 3_600, "felix-controlplane")
     }
 
     /// Ends it in order; the status it left with.
@@ -130,6 +139,22 @@ impl Plane {
     pub fn node_token(&self, node: &str) -> String {
         let manage = format!("node.manage:node:{node}");
         self.token(OPERATOR, node, &[&manage, "node.view:cluster:*"], 3_600, "felix-controlplane")
+    }
+}
+
+/// A stream in memory, to be made.
+pub fn stream_row(stream: &str, shards: u32) -> StreamCreate {
+    StreamCreate {
+        stream: stream.to_owned(),
+        kind: StreamKind::Stream,
+        shards,
+        replication_factor: 1,
+        retention: Retention::default(),
+        consistency: Consistency::Leader,
+        delivery: Delivery::AtLeastOnce,
+        durable: false,
+        region: None,
+        routing: None,
     }
 }
 

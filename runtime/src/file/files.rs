@@ -78,6 +78,8 @@ pub struct Files {
     in_flight: usize,
     /// Tasks were started since the core was told.
     asked: bool,
+    #[cfg(debug_assertions)]
+    watch: super::watch::Watch,
 }
 
 impl Files {
@@ -99,6 +101,8 @@ impl Files {
             files: 0,
             in_flight: 0,
             asked: false,
+            #[cfg(debug_assertions)]
+            watch: super::watch::Watch::default(),
         }
     }
 
@@ -231,6 +235,8 @@ impl Disk for Files {
         if self.in_flight >= self.settings.ops_max {
             return Err(Full { token, op });
         }
+        #[cfg(debug_assertions)]
+        self.watch.before(token, &op);
         self.in_flight += 1;
         let started = match &op {
             Op::Close { file }
@@ -269,7 +275,10 @@ impl Disk for Files {
             self.close_if_idle(file);
         }
         let result = self.settle(answer);
-        Some(Done { token, result })
+        let done = Done { token, result };
+        #[cfg(debug_assertions)]
+        self.watch.after(&done);
+        Some(done)
     }
 
     fn in_flight(&self) -> usize {

@@ -11,6 +11,7 @@ use felix_logstore::driver::Driver;
 use felix_logstore::recovery::{LOCK_WAIT, Recovery, RecoveryConfig};
 use felix_runtime::clock::Tick;
 use felix_runtime::executor::CoreIo;
+use felix_runtime::failpoint::{self, Phase};
 use felix_runtime::file::{BufPool, Disk, Files, FilesSettings, Full, Op, Token, VolumeId};
 use felix_wire::id::CoreId;
 
@@ -118,6 +119,7 @@ impl Disks {
 }
 
 async fn recover_all(storage: &CoreStorage, files: &mut Files, io: &mut CoreIo) -> RecoveryOutcome {
+    failpoint::enter(Phase::Recovery);
     let mut volumes = Vec::with_capacity(storage.roots.len());
     for (index, root) in (0..).zip(&storage.roots) {
         let began = io.now();
@@ -150,5 +152,6 @@ async fn recover_all(storage: &CoreStorage, files: &mut Files, io: &mut CoreIo) 
         // `found.lock` stays open with the files of this core.
         volumes.push(RecoveredVolume { run: found.run, logs: found.logs, refused, torn: found.torn.len() });
     }
+    failpoint::enter(Phase::Run);
     Ok(volumes)
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use felix_runtime::clock::{Clock, Tick};
 use felix_runtime::counters::CounterWriter;
 use felix_runtime::executor::{CoreIo, CoreJoin, CoreSpec, ExecutorError, spawn_core};
+use felix_runtime::failpoint::{self, Phase};
 use felix_runtime::mailbox::{CoreReceiver, Full, LaneError, LaneSender, Mailboxes};
 use felix_runtime::quic::{Quic, QuicError, QuicSettings, Transmits};
 use felix_runtime::udp::{DEFAULT_PINNED_BYTES, PortSocket, RecvDatagram};
@@ -216,12 +217,17 @@ fn turn(core: &mut Core, io: &mut CoreIo, disks: &mut Option<Disks>) -> bool {
     let now = io.now();
     let answered = disks.as_mut().is_some_and(|disks| disks.answers(core, now));
     let more = core.turn(now, io.clock().unix_micros() / 1_000);
+    if answered {
+        // What became durable is settled, and nobody has been told.
+        failpoint::hit("settled");
+    }
     let asked = disks.as_mut().is_some_and(|disks| disks.ask(core, io));
     more || answered && asked
 }
 
 /// The logs are closed, then the files.
 async fn close(mut core: Core, mut io: CoreIo, mut disks: Option<Disks>) {
+    failpoint::enter(Phase::Stop);
     core.close_store();
     let until = io.now() + CLOSE_MAX;
     while !core.is_store_closed() && io.now() < until {
@@ -249,7 +255,9 @@ fn transmit(core: &mut Core, io: &mut CoreIo, batch: &mut Transmits) -> bool {
         if batch.is_empty() {
             return true;
         }
+        failpoint::hit("before.send");
         let outcome = io.udp.send(batch.iter());
+        failpoint::hit("after.send");
         batch.advance(outcome.taken);
         if outcome.blocked {
             return false;
