@@ -16,6 +16,7 @@ mod output;
 mod private_file;
 mod publish;
 mod settings;
+mod size;
 mod subscribe;
 mod tied;
 

@@ -23,6 +23,10 @@
 //! # }
 //! ```
 //!
+//! On a stream that is on disk, publishes are numbered by default ([`Idempotence`]): a publisher sends them again through a
+//! lost connection or a restart of the broker, in order, and the shard stores each once. A subscription goes on by itself
+//! after the last record it handed out; [`Subscription::next_item`] also tells when its broker is away and back.
+//!
 //! Everything runs on the tokio runtime of the caller. What the broker is asked, and what its answers mean, is
 //! decided by machines without I/O (`publish::lane`, `subscribe::cursor`, `token`); the tasks around them only carry.
 
@@ -51,6 +55,9 @@ pub use felix_wire::id::{CoreId, Offset};
 pub use felix_wire::routing::{KeyMapping, shard_for};
 pub use name::StreamName;
 pub use publish::{AckMode, BatchLimits, Idempotence, Published, Publisher, PublisherBuilder, Receipt};
-pub use subscribe::{Event, Gap, Position, Positions, Shards, Start, SubscribeBuilder, Subscription};
+pub use subscribe::{
+    Event, Gap, Item, Notice, Position, Positions, ShardProgress, Shards, Start, SubscribeBuilder,
+    Subscription,
+};
 pub use token::TokenResult;
 pub use topology::{BrokerInfo, ShardOwner, StreamShards};

@@ -5,6 +5,7 @@
 //! Not here: what a shard's reader does when it loses its broker (`reader`, `cursor`).
 
 mod cursor;
+mod progress;
 mod reader;
 
 use std::collections::BTreeMap;
@@ -26,6 +27,7 @@ use crate::limits::{SUBSCRIPTION_BUFFER_BYTES, SUBSCRIPTION_BUFFER_FRAMES};
 use crate::name::StreamName;
 use crate::topology::known_route;
 use cursor::Cursor;
+pub use progress::{Item, Notice, ShardProgress};
 use reader::{Outlet, Reader};
 
 /// Where to begin.
@@ -161,20 +163,20 @@ impl SubscribeBuilder {
             opening.spawn(reader.open(owner));
         }
         drop(queue);
-        let mut positions = BTreeMap::new();
+        let mut progress = BTreeMap::new();
         let mut opened = Vec::new();
         while let Some(joined) = opening.join_next().await {
             let (reader, source) = joined.map_err(Error::lost)??;
-            if let Some(position) = reader.position() {
-                positions.insert(reader.shard(), position);
-            }
+            let (start, live) = source.offsets();
+            progress
+                .insert(reader.shard(), ShardProgress::new(reader.shard(), start, live, reader.position()));
             opened.push((reader, source));
         }
         let mut readers = JoinSet::new();
         for (reader, source) in opened {
             readers.spawn(reader.run(source));
         }
-        Ok(Subscription { rx, readers, current: None, positions })
+        Ok(Subscription { rx, readers, current: None, progress })
     }
 }
 
@@ -193,7 +195,13 @@ fn cursor_for(shard: u32, start: &Start) -> Cursor {
 /// What a reader hands to the application.
 struct Parcel {
     shard: u32,
-    content: Result<Batch, SubscribeError>,
+    content: Content,
+}
+
+enum Content {
+    Batch(Batch),
+    Notice(Notice),
+    Error(SubscribeError),
 }
 
 /// Events of one frame.
@@ -201,7 +209,8 @@ struct Batch {
     events: EventBatch,
     /// Events at its start that were handed on before.
     duplicates: u32,
-    boot: Option<u64>,
+    /// Where to go on after it.
+    after: Option<Position>,
     /// Given back when all of them have been handed on.
     budget: OwnedSemaphorePermit,
 }
@@ -211,7 +220,7 @@ struct Current {
     shard: u32,
     events: std::vec::IntoIter<WireEvent>,
     skipped: u64,
-    boot: Option<u64>,
+    after: Option<Position>,
     _budget: OwnedSemaphorePermit,
 }
 
@@ -222,18 +231,29 @@ pub struct Subscription {
     /// Ended with the subscription.
     readers: JoinSet<()>,
     current: Option<Current>,
-    positions: BTreeMap<u32, Position>,
+    progress: BTreeMap<u32, ShardProgress>,
 }
 
 impl Subscription {
-    /// The next item; `None` when every shard has ended. Can be cancelled without losing an item.
+    /// The next event or error; `None` when every shard has ended. Can be cancelled without losing an item.
     pub async fn next(&mut self) -> Option<Result<Event, SubscribeError>> {
+        poll_fn(|cx| self.poll_result(cx)).await
+    }
+
+    /// The same with everything else that happens to the subscription, such as a broker that goes away.
+    pub async fn next_item(&mut self) -> Option<Item> {
         poll_fn(|cx| self.poll_item(cx)).await
     }
 
     /// Where to go on after the events handed out so far.
     pub fn positions(&self) -> Positions {
-        Positions(self.positions.clone())
+        let known = self.progress.iter().filter_map(|(shard, progress)| Some((*shard, progress.next?)));
+        Positions(known.collect())
+    }
+
+    /// How far each shard that is read has come, in shard order, by the items handed out so far.
+    pub fn progress(&self) -> impl Iterator<Item = &ShardProgress> {
+        self.progress.values()
     }
 
     /// Shards that have not ended.
@@ -241,30 +261,61 @@ impl Subscription {
         self.readers.len()
     }
 
-    fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Event, SubscribeError>>> {
+    fn poll_result(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Event, SubscribeError>>> {
+        loop {
+            return Poll::Ready(match ready!(self.poll_item(cx)) {
+                Some(Item::Event(event)) => Some(Ok(event)),
+                Some(Item::Error(error)) => Some(Err(error)),
+                Some(Item::Notice(_)) => continue,
+                None => None,
+            });
+        }
+    }
+
+    fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
         loop {
             if let Some(event) = self.next_of_current() {
-                return Poll::Ready(Some(Ok(event)));
+                return Poll::Ready(Some(Item::Event(event)));
             }
-            self.current = None;
             while let Poll::Ready(Some(_)) = self.readers.poll_join_next(cx) {}
             let Some(parcel) = ready!(self.rx.poll_recv(cx)) else { return Poll::Ready(None) };
+            let progress = self.progress.get_mut(&parcel.shard);
             match parcel.content {
-                Ok(batch) => self.current = Some(Current::new(parcel.shard, batch)),
-                Err(error) => return Poll::Ready(Some(Err(error))),
+                Content::Batch(batch) => self.current = Some(Current::new(parcel.shard, batch)),
+                Content::Notice(notice) => {
+                    progress.into_iter().for_each(|progress| progress.note(&notice));
+                    return Poll::Ready(Some(Item::Notice(notice)));
+                }
+                Content::Error(error) => {
+                    progress.into_iter().for_each(|progress| progress.failed(&error));
+                    return Poll::Ready(Some(Item::Error(error)));
+                }
             }
         }
     }
 
+    /// The next event of the batch at hand. With the last one, or when there is none, the shard is where the batch ends.
     fn next_of_current(&mut self) -> Option<Event> {
         let current = self.current.as_mut()?;
-        let event = current.events.next()?;
+        let shard = current.shard;
         let skipped = std::mem::take(&mut current.skipped);
-        if let Some(offset) = event.offset {
-            let position = Position { next: Offset(offset.get().saturating_add(1)), boot: current.boot };
-            self.positions.insert(current.shard, position);
+        let event = current.events.next();
+        let progress = self.progress.get_mut(&shard);
+        if let Some(progress) = progress {
+            let boot = current.after.and_then(|after| after.boot);
+            let offset = event.as_ref().and_then(|event| event.offset);
+            let next = offset.map(|offset| Position { next: Offset(offset.get().saturating_add(1)), boot });
+            progress.next = next.or(current.after).or(progress.next);
+            progress.skipped += skipped;
         }
-        Some(Event { shard: current.shard, offset: event.offset, payload: event.payload, skipped })
+        let Some(event) = event else {
+            self.current = None;
+            return None;
+        };
+        if current.events.as_slice().is_empty() {
+            self.current = None;
+        }
+        Some(Event { shard, offset: event.offset, payload: event.payload, skipped })
     }
 }
 
@@ -273,7 +324,7 @@ impl Current {
         let duplicates = batch.duplicates as usize;
         let skipped = if duplicates == 0 { batch.events.skipped_before } else { 0 };
         let events: Vec<_> = batch.events.iter().skip(duplicates).collect();
-        Self { shard, events: events.into_iter(), skipped, boot: batch.boot, _budget: batch.budget }
+        Self { shard, events: events.into_iter(), skipped, after: batch.after, _budget: batch.budget }
     }
 }
 
@@ -281,6 +332,6 @@ impl futures_core::Stream for Subscription {
     type Item = Result<Event, SubscribeError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.poll_item(cx)
+        self.poll_result(cx)
     }
 }

@@ -26,6 +26,10 @@ fn wrong_usage_is_status_2_and_help_is_0() {
         &["stream", "create", "s", "--shards", "0"],
         &["sub", "s", "--from", "yesterday"],
         &["sub", "s", "--output", "table"],
+        &["sub", "s", "--show-offsets", "--output", "yaml"],
+        &["stream", "create", "s", "--retention-bytes", "10GB"],
+        &["stream", "create", "s", "--retention-seconds", "0"],
+        &["pub", "s", "--retry-for", "soon"],
         &["pub", "s", "--rate", "0"],
         &["pub", "s", "--key", "k", "--key-column", "1"],
         &["pub", "s", "--ack", "maybe"],
@@ -43,6 +47,7 @@ fn missing_settings_are_status_2_and_name_the_flag() {
     run(nowhere, &["stream", "ls"]).fails(2, "--controlplane-url");
     run(nowhere, &["sub", "s"]).fails(2, "--tenant");
     run(nowhere, &["--tenant", "t", "sub", "s"]).fails(2, "--brokers");
+    run(nowhere, &["--tenant", "t", "sub", "s", "--show-offsets", "--output", "json"]).fails(2, "json has");
     run(nowhere, &["--dev", "/nowhere/f.json", "stream", "ls"]).fails(2, "/nowhere/f.json");
     run(nowhere, &["--context", "other", "stream", "ls"]).fails(2, "other.json");
     run(nowhere, &["token", "create", "--permission", "node.view:cluster:*"]).fails(2, "felix dev");

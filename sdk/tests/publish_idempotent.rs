@@ -48,7 +48,8 @@ fn assert_log(broker: &FakeBroker, numbers: std::ops::Range<u32>) {
 
 #[tokio::test]
 async fn only_durable_streams_of_brokers_that_serve_producers_get_numbers() {
-    let cases: [(&str, fn(&mut fake::State), bool); 5] = [
+    type Change = fn(&mut fake::State);
+    let cases: [(&str, Change, bool); 5] = [
         ("durable", |_| {}, true),
         ("in memory", |s| s.durable = Some(false), false),
         ("no feature", |s| s.features = s.features.without(Features::IDEMPOTENT_PRODUCER), false),

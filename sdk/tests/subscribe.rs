@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use fake::{DEADLINE, Ending, FakeBroker, Shared};
 use felix_sdk::{
-    Bytes, CursorReason, Deadlines, Error, ErrorCode, Event, Gap, Offset, Shards, Start, SubscribeError,
-    Subscription,
+    Bytes, CursorReason, Deadlines, Error, ErrorCode, Event, Gap, Item, Notice, Offset, ShardProgress,
+    Shards, Start, SubscribeError, Subscription,
 };
 
 fn put(state: &Shared, shard: usize, records: std::ops::Range<u32>) {
@@ -321,4 +321,123 @@ async fn a_refused_shard_fails_the_whole_subscription() {
     let client = broker.client().deadlines(deadlines).connect().await.unwrap();
     let error = client.subscribe("s").open().await.err().unwrap();
     assert!(matches!(error, SubscribeError::Failed { error: Error::Lost { .. }, .. }), "{error:?}");
+}
+
+/// The next item of any kind.
+async fn any_item(subscription: &mut Subscription) -> Item {
+    let next = tokio::time::timeout(DEADLINE, subscription.next_item()).await;
+    next.expect("an item in time").expect("the subscription goes on")
+}
+
+async fn notice(subscription: &mut Subscription) -> Notice {
+    match any_item(subscription).await {
+        Item::Notice(notice) => notice,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn only(subscription: &Subscription) -> ShardProgress {
+    *subscription.progress().next().expect("a shard")
+}
+
+#[tokio::test]
+async fn a_broker_that_goes_and_comes_back_is_told_around_the_records_and_none_is_missing() {
+    let mut broker = FakeBroker::start(1).await;
+    put(&broker.state, 0, 0..5);
+    let client = broker.connect().await;
+    let mut events = client.subscribe("s").from(Start::Earliest).open().await.unwrap();
+    assert_eq!(take(&mut events, 5).await, range(0..5));
+    broker.stop().await;
+    assert!(matches!(notice(&mut events).await, Notice::Away { shard: 0, .. }));
+    put(&broker.state, 0, 5..8);
+    // A broker that has just been started does not know the stream for a while, longer than a new stream may take.
+    broker.state.change(|s| s.stream_known = false);
+    let asked = broker.state.lock().auths.len();
+    broker.restart().await;
+    broker.state.when("a client that asks", |s| (s.auths.len() > asked + 4).then_some(())).await;
+    broker.state.change(|s| s.stream_known = true);
+    let Notice::Back { shard: 0, next, live, away } = notice(&mut events).await else { panic!("back") };
+    assert_eq!((next, live), (Some(Offset(5)), Some(Offset(8))));
+    assert!(away > Duration::ZERO);
+    assert_eq!(take(&mut events, 3).await, range(5..8));
+    let progress = only(&events);
+    assert_eq!((progress.resumed, progress.missing, progress.lagged), (1, 0, 0));
+    assert_eq!((progress.start_offset, progress.live_offset), (Some(Offset(0)), Some(Offset(5))));
+}
+
+#[tokio::test]
+async fn a_slow_reader_and_a_move_are_told_and_lose_nothing() {
+    let broker = FakeBroker::start(1).await;
+    put(&broker.state, 0, 0..3);
+    let client = broker.connect().await;
+    let mut events = client.subscribe("s").from(Start::Earliest).open().await.unwrap();
+    assert_eq!(take(&mut events, 3).await, range(0..3));
+    end(&broker.state, Ending::Lagged);
+    assert_eq!(notice(&mut events).await, Notice::Lagged { shard: 0, from: Offset(3) });
+    put(&broker.state, 0, 3..5);
+    assert_eq!(take(&mut events, 2).await, range(3..5));
+    end(&broker.state, Ending::Moved);
+    assert_eq!(notice(&mut events).await, Notice::Moved { shard: 0 });
+    put(&broker.state, 0, 5..6);
+    assert_eq!(take(&mut events, 1).await, [5]);
+    assert_eq!((only(&events).lagged, only(&events).missing), (1, 0));
+}
+
+#[tokio::test]
+async fn a_subscription_knows_when_it_has_everything_that_was_there() {
+    let broker = FakeBroker::start(2).await;
+    put(&broker.state, 0, 0..7);
+    let client = broker.connect().await;
+    let mut events = client.subscribe("s").from(Start::Earliest).open().await.unwrap();
+    put(&broker.state, 0, 7..9);
+    let caught_up = |events: &Subscription| {
+        events.progress().map(|shard| shard.is_caught_up().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(caught_up(&events), [false, true], "an empty shard has nothing to catch up with");
+    take(&mut events, 6).await;
+    assert_eq!(caught_up(&events), [false, true]);
+    take(&mut events, 1).await;
+    assert_eq!(caught_up(&events), [true, true]);
+    broker.state.change(|s| s.numbered = false);
+    let unnumbered = client.subscribe("s").open().await.unwrap();
+    assert!(unnumbered.progress().all(|shard| shard.is_caught_up().is_none()));
+}
+
+#[tokio::test]
+async fn offsets_without_records_at_the_end_are_passed_and_counted() {
+    let broker = FakeBroker::start(1).await;
+    put(&broker.state, 0, 0..10);
+    broker.state.change(|s| s.empty_from = Some(6));
+    let client = broker.connect().await;
+    let mut events = client.subscribe("s").from(Start::Earliest).open().await.unwrap();
+    assert_eq!(take(&mut events, 6).await, range(0..6));
+    broker.state.change(|s| s.empty_from = None);
+    put(&broker.state, 0, 10..11);
+    assert_eq!(take(&mut events, 1).await, [10]);
+    let progress = only(&events);
+    assert_eq!((progress.skipped, progress.missing), (4, 0));
+    assert_eq!(progress.next.unwrap().next, Offset(11));
+}
+
+#[tokio::test]
+async fn records_that_went_while_the_broker_was_away_are_a_typed_end() {
+    let mut broker = FakeBroker::start(1).await;
+    put(&broker.state, 0, 0..5);
+    let client = broker.connect().await;
+    for (held_from, kept, reason, available) in
+        [(8, 12, CursorReason::TooOld, 8), (0, 3, CursorReason::InFuture, 3)]
+    {
+        let mut events = client.subscribe("s").from(Start::Earliest).open().await.unwrap();
+        take(&mut events, 5).await;
+        broker.stop().await;
+        broker.state.change(|s| {
+            s.held_from = held_from;
+            s.records[0].resize(kept, Bytes::from_static(b"0"));
+        });
+        broker.restart().await;
+        let error = item(&mut events).await.unwrap_err();
+        assert_eq!(error, SubscribeError::Cursor { shard: 0, reason, requested: 5, available });
+        assert!(error.ends_shard());
+        broker.state.change(|s| (s.held_from, s.records[0]) = (0, vec![Bytes::from_static(b"0"); 5]));
+    }
 }

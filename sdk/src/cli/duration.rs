@@ -33,6 +33,16 @@ pub fn parse_seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Seconds in the largest unit that loses nothing.
+pub fn show_seconds(seconds: u64) -> String {
+    let unit = UNITS
+        .iter()
+        .rev()
+        .map(|(unit, millis)| (unit, millis / 1_000))
+        .find(|(_, each)| *each > 0 && seconds > 0 && seconds.is_multiple_of(*each));
+    unit.map_or_else(|| format!("{seconds}s"), |(unit, each)| format!("{}{unit}", seconds / each))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,6 +60,7 @@ mod tests {
             assert!(parse(text).is_err(), "{text}");
         }
         assert!(parse_seconds("1500ms").is_err());
+        assert_eq!([0, 1, 90, 3_600, 604_800].map(show_seconds), ["0s", "1s", "90s", "1h", "7d"]);
         assert_eq!(parse_seconds("2000ms"), Ok(Duration::from_secs(2)));
     }
 }

@@ -139,6 +139,8 @@ impl From<PublishError> for Failure {
             PublishError::Refused(_) => kind_of_code(error.code()),
             PublishError::Unavailable(inner) => kind_of(inner),
             PublishError::OutcomeUnknown { .. } | PublishError::MayBeLost { .. } => Kind::OutcomeUnknown,
+            PublishError::ProducerEnded { outcome_unknown: true, .. } => Kind::OutcomeUnknown,
+            PublishError::ProducerEnded { .. } => Kind::Refused,
             PublishError::TooLarge { .. }
             | PublishError::RecordCount { .. }
             | PublishError::KeyTooLong { .. }
@@ -192,6 +194,11 @@ mod tests {
         assert_eq!(status(SubscribeError::UnknownStream.into()), 5);
         assert_eq!(status(PublishError::MayBeLost { frames: 1 }.into()), 6);
         assert_eq!(status(PublishError::Closed.into()), 1);
+        let ended = |outcome_unknown| {
+            let reason = crate::error::ProducerEnd::UnknownProducer;
+            status(PublishError::ProducerEnded { reason, outcome_unknown }.into())
+        };
+        assert_eq!((ended(false), ended(true)), (4, 6));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `felix pub`: standard input or files become records of a stream. Scope: per command.
 //! Owns: the options, and the count of what was acknowledged.
 //! Invariants: records go in the order of the input; after the first failure nothing more is read; the exit status is
-//! "outcome unknown" as soon as that is true of one record.
+//! "outcome unknown" as soon as that is true of one record; every record that was sent is in exactly one count.
 //! Not here: cutting records (`publish/framing`), the publisher itself (`crate::publish`).
 
 mod framing;
@@ -26,7 +26,7 @@ use super::interrupt;
 use super::output::{Format, OutputArgs, remark};
 use super::settings::Settings;
 use crate::error::PublishError;
-use crate::publish::{AckMode, BatchLimits, Publisher, Receipt};
+use crate::publish::{AckMode, BatchLimits, Idempotence, Publisher, Receipt};
 
 /// Receipts that may wait to be looked at.
 const RECEIPTS_AHEAD: usize = 4_096;
@@ -71,6 +71,13 @@ pub struct PubArgs {
     /// Which frames the broker answers
     #[arg(long, value_enum, default_value_t)]
     ack: AckArg,
+    /// Publish without numbers also where the stream is durable: a record whose answer is lost is not sent again
+    #[arg(long)]
+    no_idempotent: bool,
+    /// How long a record is tried, for example while a broker is restarted. On durable streams that includes records whose
+    /// answer is lost (they are stored once); elsewhere only those that were certainly not written
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::duration::parse)]
+    retry_for: Duration,
     /// Most unanswered frames of each shard
     #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u32).range(1..))]
     inflight: Option<u32>,
@@ -96,6 +103,12 @@ struct Summary {
     sent: u64,
     /// Records that were answered; without acknowledgements, those that arrived.
     acknowledged: u64,
+    /// Records that may or may not have been written.
+    unknown: u64,
+    /// Records that were certainly not written.
+    failed: u64,
+    /// Records were numbered, so that one sent twice is stored once.
+    idempotent: bool,
     bytes: u64,
     seconds: f64,
 }
@@ -113,14 +126,15 @@ impl PubArgs {
         let settling = tokio::spawn(settle(settled, failing));
         let mut summary = Summary::default();
         let sent = self.send_all(&publisher, receipts, failed, &progress, &mut summary).await;
+        summary.idempotent = publisher.is_idempotent();
         let flushed = publisher.close().await;
-        let (acknowledged, refused) = settling.await.map_err(|error| Failure::other(error.to_string()))?;
+        let settled = settling.await.map_err(|error| Failure::other(error.to_string()))?;
         progress.finish_and_clear();
-        summary.acknowledged = acknowledged;
+        summary.count(&settled, &flushed);
         summary.seconds = started.elapsed().as_secs_f64();
         self.show(&summary)?;
         client.close().await;
-        refused.map_or(Ok(()), Err)?;
+        settled.worst.map_or(Ok(()), Err)?;
         flushed?;
         sent
     }
@@ -133,7 +147,10 @@ impl PubArgs {
             None => {}
         }
         batch.linger = self.linger.unwrap_or(batch.linger);
-        let mut builder = client.publisher(self.stream.as_str()).batch(batch).ack(match self.ack {
+        let idempotence = if self.no_idempotent { Idempotence::Off } else { Idempotence::Auto };
+        let builder = client.publisher(self.stream.as_str()).batch(batch).idempotent(idempotence);
+        let builder = builder.retry_idempotent(self.retry_for).retry_refused(self.retry_for);
+        let mut builder = builder.ack(match self.ack {
             AckArg::None => AckMode::None,
             AckArg::Message => AckMode::PerMessage,
             AckArg::Batch => AckMode::PerBatch,
@@ -246,8 +263,15 @@ impl PubArgs {
             return Format::Json.one(summary);
         }
         let seconds = summary.seconds.max(1e-9);
+        let mut lost = String::new();
+        if summary.unknown > 0 {
+            lost += &format!(" ({} may or may not have been written)", summary.unknown);
+        }
+        if summary.failed > 0 {
+            lost += &format!(" ({} not written)", summary.failed);
+        }
         remark(&format!(
-            "{} of {} records, {} bytes in {seconds:.2} s: {:.0} records/s, {:.1} MiB/s",
+            "{} of {} records{lost}, {} bytes in {seconds:.2} s: {:.0} records/s, {:.1} MiB/s",
             summary.acknowledged,
             summary.sent,
             summary.bytes,
@@ -258,23 +282,45 @@ impl PubArgs {
     }
 }
 
-/// Looks at every receipt: how many are good, and the failure to report. Signals the first one that is not.
-async fn settle(
-    mut receipts: mpsc::Receiver<Receipt>,
-    failing: watch::Sender<bool>,
-) -> (u64, Option<Failure>) {
-    let mut acknowledged = 0;
-    let mut worst: Option<Failure> = None;
+/// What became of the records.
+#[derive(Debug, Default)]
+struct Settled {
+    acknowledged: u64,
+    unknown: u64,
+    failed: u64,
+    /// What to report.
+    worst: Option<Failure>,
+}
+
+impl Summary {
+    /// `flushed` tells about frames that are not answered: none of those is certain when one may be lost.
+    fn count(&mut self, settled: &Settled, flushed: &Result<(), PublishError>) {
+        self.acknowledged = settled.acknowledged;
+        self.unknown = settled.unknown;
+        if matches!(flushed, Err(PublishError::MayBeLost { .. })) {
+            self.unknown += std::mem::take(&mut self.acknowledged);
+        }
+        self.failed = settled.failed;
+    }
+}
+
+/// Looks at every receipt. Signals the first one that is not good.
+async fn settle(mut receipts: mpsc::Receiver<Receipt>, failing: watch::Sender<bool>) -> Settled {
+    let mut settled = Settled::default();
     while let Some(receipt) = receipts.recv().await {
         match receipt.await {
-            Ok(_) => acknowledged += 1,
+            Ok(_) => settled.acknowledged += 1,
             Err(error) => {
-                worst = Some(worse(worst, error));
+                match error.is_outcome_unknown() {
+                    true => settled.unknown += 1,
+                    false => settled.failed += 1,
+                }
+                settled.worst = Some(worse(settled.worst, error));
                 failing.send_replace(true);
             }
         }
     }
-    (acknowledged, worst)
+    settled
 }
 
 /// An unknown outcome is worse than a known one; else the first counts.

@@ -1,8 +1,10 @@
 //! `felix sub`: records of a stream on standard output. Scope: per command.
 //! Invariants: only records go to standard output; it is flushed whenever no record is waiting; records that are known
-//! to be missing make the exit status 1.
-//! Not here: the subscription itself (`crate::subscribe`), how a record is written (`subscribe/render`).
+//! to be missing make the exit status 1; a broker that is away is told when it goes and when it is back.
+//! Not here: the subscription itself (`crate::subscribe`), how a record is written (`subscribe/render`), what is said about
+//! the way (`subscribe/remarks`).
 
+mod remarks;
 mod render;
 
 use std::io::{self, BufWriter, Write};
@@ -12,6 +14,7 @@ use clap::Args;
 use felix_wire::id::Offset;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use self::remarks::Remarks;
 pub use self::render::Rendering;
 use super::connect::connect;
 use super::failure::{Failure, Kind, Outcome, output_failed};
@@ -19,7 +22,7 @@ use super::interrupt;
 use super::output::remark;
 use super::settings::Settings;
 use crate::error::SubscribeError;
-use crate::subscribe::{Event, Shards, Start, Subscription};
+use crate::subscribe::{Event, Item, Shards, Start, Subscription};
 
 /// Bytes collected before they are written.
 const WRITE_BYTES: usize = 256 << 10;
@@ -39,6 +42,12 @@ pub struct SubArgs {
     /// End after so many records
     #[arg(long, value_name = "RECORDS")]
     count: Option<u64>,
+    /// End with the last record that was there at the start
+    #[arg(long)]
+    until_end: bool,
+    /// Put shard/offset and a tab in front of each record
+    #[arg(long)]
+    show_offsets: bool,
     /// How a record is written
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub output: Rendering,
@@ -59,6 +68,11 @@ impl SubArgs {
     /// # Errors
     /// What the brokers said; `Other` when records were missing or the output cannot be written.
     pub async fn run(self, settings: &Settings) -> Outcome {
+        if self.show_offsets && self.output != Rendering::Text {
+            return Err(Failure::usage(
+                "--show-offsets is for text: json has the offsets, raw has no room for them",
+            ));
+        }
         let mut interrupted = interrupt::first()?;
         let opened = async {
             let client = connect(settings).await?;
@@ -71,7 +85,7 @@ impl SubArgs {
             () = interrupted.wait() => return Ok(()),
         };
         remark(&format!("reading `{}`, {} shard(s)", self.stream, subscription.live_shards()));
-        let mut out = Output::new(self.output, self.count);
+        let mut out = Output::new(&self);
         let read = tokio::select! {
             read = out.read(&mut subscription) => read,
             () = interrupted.wait() => Ok(()),
@@ -80,7 +94,7 @@ impl SubArgs {
         drop(subscription);
         client.close().await;
         read.and(flushed)?;
-        if out.missing { Err(Failure::new(Kind::Other, "records were missing")) } else { Ok(()) }
+        if out.remarks.missing { Err(Failure::new(Kind::Other, "records were missing")) } else { Ok(()) }
     }
 }
 
@@ -101,24 +115,31 @@ async fn output_closed() {
 struct Output {
     writer: BufWriter<io::Stdout>,
     rendering: Rendering,
+    offsets: bool,
     left: Option<u64>,
-    /// Records are known to be missing.
-    missing: bool,
+    until_end: bool,
+    remarks: Remarks,
 }
 
 impl Output {
-    fn new(rendering: Rendering, count: Option<u64>) -> Output {
-        let writer = BufWriter::with_capacity(WRITE_BYTES, io::stdout());
-        Output { writer, rendering, left: count, missing: false }
+    fn new(args: &SubArgs) -> Output {
+        Output {
+            writer: BufWriter::with_capacity(WRITE_BYTES, io::stdout()),
+            rendering: args.output,
+            offsets: args.show_offsets,
+            left: args.count,
+            until_end: args.until_end,
+            remarks: Remarks::default(),
+        }
     }
 
     /// Until the subscription ends or enough was written. Runs on the thread that called into the runtime, so a slow
     /// reader of our output stops nothing else.
     async fn read(&mut self, subscription: &mut Subscription) -> Outcome {
-        while self.left != Some(0) {
+        while self.left != Some(0) && !self.has_everything(subscription)? {
             let waiting = tokio::select! {
                 biased;
-                item = subscription.next() => Some(item),
+                item = subscription.next_item() => Some(item),
                 () = std::future::ready(()) => None,
             };
             let item = match waiting {
@@ -126,42 +147,49 @@ impl Output {
                 None => {
                     self.writer.flush().map_err(|error| output_failed(&error))?;
                     tokio::select! {
-                        item = subscription.next() => item,
+                        item = subscription.next_item() => item,
                         // As good as a failed write, but it comes without waiting for a record to write.
                         () = output_closed() => return Ok(()),
                     }
                 }
             };
             match item {
-                Some(Ok(event)) => self.write(&event)?,
-                Some(Err(error)) => self.note(error)?,
+                Some(Item::Event(event)) => self.write(&event, subscription)?,
+                Some(Item::Notice(notice)) => self.remarks.note(&notice),
+                // A gap is told and counted; everything else ends the command.
+                Some(Item::Error(SubscribeError::Gap(gap))) => self.remarks.gap(&gap),
+                Some(Item::Error(error)) => return Err(error.into()),
                 None => return Ok(()),
             }
         }
         Ok(())
     }
 
-    fn write(&mut self, event: &Event) -> Outcome {
-        self.rendering.write(&mut self.writer, event).map_err(|error| output_failed(&error))?;
-        self.left = self.left.map(|left| left - 1);
-        Ok(())
+    /// Every shard has come to where its end was at the start, and that is all that is wanted.
+    fn has_everything(&self, subscription: &Subscription) -> Outcome<bool> {
+        if !self.until_end {
+            return Ok(false);
+        }
+        let mut all = true;
+        for shard in subscription.progress() {
+            all &= shard.is_caught_up().ok_or_else(|| {
+                Failure::new(Kind::Refused, "--until-end: the broker does not tell where this stream ends")
+            })?;
+        }
+        Ok(all)
     }
 
-    /// A gap is told and counted; everything else ends the command.
-    fn note(&mut self, error: SubscribeError) -> Outcome {
-        let SubscribeError::Gap(gap) = &error else { return Err(error.into()) };
-        match (gap.from, gap.to) {
-            (Some(from), Some(to)) => {
-                self.missing = true;
-                remark(&format!(
-                    "shard {}: records {} to {} are missing",
-                    gap.shard,
-                    from.get(),
-                    to.get() - 1
-                ));
-            }
-            _ => remark(&format!("shard {}: the broker was lost; records may be missing", gap.shard)),
+    fn write(&mut self, event: &Event, subscription: &Subscription) -> Outcome {
+        let ends = |offset| {
+            let shard = subscription.progress().find(|shard| shard.shard == event.shard);
+            shard.and_then(|shard| shard.live_offset).is_some_and(|live| offset >= live)
+        };
+        if self.until_end && event.offset.is_some_and(ends) {
+            return Ok(());
         }
+        let written = self.rendering.write(&mut self.writer, event, self.offsets);
+        written.map_err(|error| output_failed(&error))?;
+        self.left = self.left.map(|left| left - 1);
         Ok(())
     }
 }

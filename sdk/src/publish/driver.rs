@@ -43,6 +43,8 @@ pub(crate) struct Driver {
     retiring: Option<oneshot::Sender<VecDeque<Item>>>,
     closed: bool,
     looked_at: Instant,
+    /// The route was asked for and nothing has come of it yet.
+    looking: bool,
     /// The last producer of the lane.
     producer: Option<ProducerId>,
     /// Who leads the shard, as somebody said who does not.
@@ -93,6 +95,7 @@ impl Driver {
             retiring: None,
             closed: false,
             looked_at: Instant::now(),
+            looking: false,
             producer: None,
             leader: None,
         }
@@ -142,6 +145,7 @@ impl Driver {
         self.flushes.extend(mail.flushes);
         self.retiring = self.retiring.take().or(mail.retiring);
         self.closed |= mail.closed;
+        self.looking &= mail.look.is_none();
         self.lane.hurry(self.closed || !self.flushes.is_empty() || self.retiring.is_some());
         mail.look
     }
@@ -196,9 +200,12 @@ impl Driver {
 
     /// Has the route asked for again and waits for the outcome, or for the end of this lane.
     async fn look_again(&mut self) {
-        self.inbox.clear_look();
         self.looked_at = Instant::now();
-        tokio::spawn(self.core.clone().look_again(self.table_version));
+        // An earlier look that took too long to wait for will do: they must not pile up while nobody answers.
+        if !std::mem::replace(&mut self.looking, true) {
+            self.inbox.clear_look();
+            tokio::spawn(self.core.clone().look_again(self.table_version));
+        }
         loop {
             let look = self.take_mail();
             if self.retiring.is_some() {

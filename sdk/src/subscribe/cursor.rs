@@ -74,11 +74,6 @@ impl Cursor {
         self.next.map(|next| Position { next, boot: self.boot })
     }
 
-    /// The life of the in-memory stream the offsets belong to.
-    pub(crate) fn boot(&self) -> Option<u64> {
-        self.boot
-    }
-
     /// The broker has registered the subscription.
     pub(crate) fn subscribed(&mut self, answer: &Subscribed) -> Joined {
         let continued = self.resumed;

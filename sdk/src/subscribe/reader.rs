@@ -24,10 +24,10 @@ use crate::backoff::{Backoff, jitter_seed};
 use crate::client::Shared;
 use crate::connection::{FrameRecv, Link, WindowShare, decode, refusal_of, unexpected};
 use crate::error::{CursorReason, Error, SubscribeError};
-use crate::limits::{IDENTITY_PATIENCE, REDIRECT_HOPS_MAX};
+use crate::limits::{IDENTITY_PATIENCE, KNOWN_BEFORE_FACTOR, REDIRECT_HOPS_MAX};
 use crate::name::StreamName;
 use crate::subscribe::cursor::{Cursor, Joined, Missed, Take};
-use crate::subscribe::{Batch, Gap, Parcel, Position};
+use crate::subscribe::{Batch, Content, Gap, Notice, Parcel, Position};
 use crate::topology::{ShardOwner, fetch_route};
 
 /// The way to the application.
@@ -44,9 +44,18 @@ struct Gone;
 pub(crate) struct Source {
     id: SubscriptionId,
     recv: FrameRecv,
+    start: Option<Offset>,
+    live: Option<Offset>,
     /// The connection lives as long as its stream is read.
     _link: Arc<Link>,
     _window: WindowShare,
+}
+
+impl Source {
+    /// Start and end of the shard, as the broker's answer has them.
+    pub(crate) fn offsets(&self) -> (Option<Offset>, Option<Offset>) {
+        (self.start, self.live)
+    }
 }
 
 /// What a broker says to `subscribe`.
@@ -62,7 +71,7 @@ enum End {
     /// Subscribe again at once: the shard moved, this reader was too slow, or events are missing.
     Again(Option<Box<ShardOwner>>),
     /// Subscribe again after a while.
-    Lost,
+    Lost(Error),
     /// The shard ends.
     Over(SubscribeError),
 }
@@ -122,31 +131,36 @@ impl Reader {
 
     /// Reads until the shard ends or the application drops the subscription.
     pub(crate) async fn run(mut self, mut source: Source) {
+        let known = self.shared.identity.deadlines.not_found * KNOWN_BEFORE_FACTOR;
+        let patience = Patience { any: None, identity: IDENTITY_PATIENCE, not_found: known };
         loop {
-            let owner = match self.read(&mut source).await {
+            let (owner, away) = match self.read(&mut source).await {
                 End::Gone => return,
                 End::Over(error) => return drop(self.tell(error).await),
-                End::Again(owner) => owner.map(|owner| *owner),
-                End::Lost => {
-                    tokio::time::sleep(self.backoff.next_delay(jitter_seed())).await;
-                    None
-                }
+                End::Again(owner) => (owner.map(|owner| *owner), None),
+                End::Lost(error) => (None, Some((Instant::now(), error))),
             };
             drop(source);
             self.cursor.lost();
+            let mut since = None;
+            if let Some((at, error)) = away {
+                self.notify(Notice::Away { shard: self.shard, error }).await;
+                since = Some(at);
+                tokio::time::sleep(self.backoff.next_delay(jitter_seed())).await;
+            }
             let owner = match owner.filter(|owner| owner.dialable().is_some()) {
                 Some(named) => Some(named),
                 None => self.find_owner().await,
-            };
-            let patience = Patience {
-                any: None,
-                identity: IDENTITY_PATIENCE,
-                not_found: self.shared.identity.deadlines.not_found,
             };
             source = match self.join(owner, patience).await {
                 Ok(source) => source,
                 Err(error) => return drop(self.tell(error).await),
             };
+            if let Some(since) = since {
+                let next = self.cursor.position().map(|position| position.next);
+                let (shard, live) = (self.shard, source.live);
+                self.notify(Notice::Back { shard, next, live, away: since.elapsed() }).await;
+            }
         }
     }
 
@@ -245,7 +259,8 @@ impl Reader {
                 let id = answer.subscription_id;
                 let window = link.add_subscription();
                 let recv = link.router().claim(id).await?;
-                let source = Source { id, recv, _link: link.clone(), _window: window };
+                let (start, live) = (answer.start_offset, answer.live_offset);
+                let source = Source { id, recv, start, live, _link: link.clone(), _window: window };
                 Ok(Reply::Subscribed(answer, source))
             }
             Message::SubscribeCursorError(error) => Ok(Reply::Cursor(error)),
@@ -271,18 +286,22 @@ impl Reader {
             let frame = match source.recv.next().await {
                 Ok(Some(frame)) => frame,
                 // Nothing but an end, or a lost connection: the shard is somewhere.
-                Ok(None) | Err(_) => return End::Lost,
+                Ok(None) => return End::Lost(Error::lost("the broker ended the subscription")),
+                Err(error) => return End::Lost(error),
             };
-            let batch = match self.events(&frame, source.id) {
+            let batch = match self.events(&frame, source.id).await {
                 Ok(batch) => batch,
                 Err(end) => return end,
             };
+            let before = self.cursor.position();
             match self.cursor.batch(batch.base_offset, batch.skipped_before, batch.count()) {
                 Take::ReadAgain => return End::Again(None),
                 Take::Deliver { duplicates, gap } => {
                     self.backoff.reset();
                     self.tell_gap(gap).await;
-                    if duplicates < batch.count() && self.deliver(batch, duplicates, &frame).await.is_err() {
+                    // One without events may say that the offsets before it are empty.
+                    let news = duplicates < batch.count() || self.cursor.position() != before;
+                    if news && self.deliver(batch, duplicates, &frame).await.is_err() {
                         return End::Gone;
                     }
                 }
@@ -291,14 +310,14 @@ impl Reader {
     }
 
     /// The events of a frame; any other frame ends the source.
-    fn events(&mut self, frame: &Frame, id: SubscriptionId) -> Result<EventBatch, End> {
+    async fn events(&mut self, frame: &Frame, id: SubscriptionId) -> Result<EventBatch, End> {
         if frame.flags != 0 {
             // Bytes nobody can read are no better the second time, but the next broker may be a different one.
-            let batch = EventBatch::decode(frame.flags, &frame.payload).map_err(|_| End::Lost)?;
+            let batch = EventBatch::decode(frame.flags, &frame.payload).map_err(unreadable)?;
             let ours = batch.subscription_id.is_none_or(|named| named == id);
-            return if ours { Ok(batch) } else { Err(End::Lost) };
+            return if ours { Ok(batch) } else { Err(unreadable("events of another subscription")) };
         }
-        match decode(frame).map_err(|_| End::Lost)? {
+        match decode(frame).map_err(End::Lost)? {
             Message::Event(event) => Ok(json_batch(&[event.payload], event.offset)),
             Message::EventBatch(batch) => {
                 let mut events = EventBatch::new(batch.payloads);
@@ -307,6 +326,7 @@ impl Reader {
             }
             Message::ShardMoved(moved) => {
                 self.cursor.resume_from(moved.resume_from);
+                self.notify(Notice::Moved { shard: self.shard }).await;
                 let owner = moved.node_id.map(|node_id| {
                     self.owner_of(NotLeader { node_id, addr: moved.addr, generation: moved.generation })
                 });
@@ -314,18 +334,19 @@ impl Reader {
             }
             Message::SubscriptionLagged(lagged) => {
                 self.cursor.resume_from(Some(lagged.resume_from));
+                self.notify(Notice::Lagged { shard: self.shard, from: lagged.resume_from }).await;
                 Err(End::Again(None))
             }
             Message::StreamDeleted(_) => Err(End::Over(SubscribeError::StreamDeleted { shard: self.shard })),
             Message::Error(error) => {
                 let error = Error::Refused(refusal_of(&error));
                 if error.is_worth_another_read() {
-                    Err(End::Lost)
+                    Err(End::Lost(error))
                 } else {
                     Err(End::Over(self.failed(error)))
                 }
             }
-            _ => Err(End::Lost),
+            other => Err(End::Lost(unexpected("subscribe", &other))),
         }
     }
 
@@ -333,8 +354,8 @@ impl Reader {
     async fn deliver(&self, events: EventBatch, duplicates: u32, frame: &Frame) -> Result<(), Gone> {
         let bytes = u32::try_from(frame.payload.len()).unwrap_or(u32::MAX).clamp(1, self.outlet.budget_bytes);
         let budget = self.outlet.budget.clone().acquire_many_owned(bytes).await.map_err(|_| Gone)?;
-        let batch = Batch { events, duplicates, boot: self.cursor.boot(), budget };
-        self.hand_on(Ok(batch)).await
+        let batch = Batch { events, duplicates, after: self.cursor.position(), budget };
+        self.hand_on(Content::Batch(batch)).await
     }
 
     async fn tell_gap(&self, gap: Option<Gap>) {
@@ -344,10 +365,15 @@ impl Reader {
     }
 
     async fn tell(&self, error: SubscribeError) -> Result<(), Gone> {
-        self.hand_on(Err(error)).await
+        self.hand_on(Content::Error(error)).await
     }
 
-    async fn hand_on(&self, content: Result<Batch, SubscribeError>) -> Result<(), Gone> {
+    /// A subscription that is gone is noticed with the next frame.
+    async fn notify(&self, notice: Notice) {
+        drop(self.hand_on(Content::Notice(notice)).await);
+    }
+
+    async fn hand_on(&self, content: Content) -> Result<(), Gone> {
         self.outlet.queue.send(Parcel { shard: self.shard, content }).await.map_err(|_| Gone)
     }
 
@@ -369,6 +395,10 @@ impl Reader {
             available: error.available.get(),
         }
     }
+}
+
+fn unreadable(what: impl ToString) -> End {
+    End::Lost(Error::protocol(what.to_string()))
 }
 
 impl Patience {

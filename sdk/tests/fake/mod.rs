@@ -129,6 +129,8 @@ pub struct State {
     pub hello_after_answer: bool,
     pub event_frame_records: usize,
     pub ending: Option<(u64, Ending)>,
+    /// Offsets from here to the end of the log hold no record, and readers are told so with an empty batch.
+    pub empty_from: Option<u64>,
     pub event_bytes_written: usize,
     pub event_streams: usize,
     pub open_connections: usize,
@@ -176,6 +178,7 @@ impl State {
             hello_after_answer: false,
             event_frame_records: 16,
             ending: None,
+            empty_from: None,
             event_bytes_written: 0,
             event_streams: 0,
             open_connections: 0,
@@ -288,6 +291,11 @@ impl FakeBroker {
             }
             tokio::task::yield_now().await;
         }
+    }
+
+    /// The authority its certificate is from.
+    pub fn ca_pem(&self) -> &str {
+        &self.ca_pem
     }
 
     /// A client configured for this broker, with little patience for unknown streams.

@@ -9,9 +9,12 @@ use felix_wire::id::Sequence;
 /// Batches a shard remembers of one producer.
 const REMEMBERED: usize = 64;
 
-/// By shard and producer: the offset and the records of each batch, in order.
+/// Offset and records.
+type Batch = (u64, Vec<Bytes>);
+
+/// By shard and producer: its batches, in order.
 #[derive(Debug, Default)]
-pub struct Producers(HashMap<(u32, u64), Vec<(u64, Vec<Bytes>)>>);
+pub struct Producers(HashMap<(u32, u64), Vec<Batch>>);
 
 impl Producers {
     /// Where a batch is that came before; `None` when it must be appended.

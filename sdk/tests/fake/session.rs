@@ -276,6 +276,9 @@ impl Session {
                 NotLeader { node_id: node_id.into(), addr: Some(addr.into()), generation: Generation(1) };
             return write(send, &Message::NotLeader(leader)).await;
         }
+        if !self.state.lock().stream_known {
+            return refuse(send, ErrorCode::NotFound).await;
+        }
         let (id, start) = match self.state.change(|s| place(s, shard, request.start)) {
             Ok(placed) => placed,
             Err(error) => return write(send, &Message::SubscribeCursorError(error)).await,
@@ -438,7 +441,8 @@ async fn deliver(
         let (batch, ending) = {
             let s = state.lock();
             let log = &s.records[shard as usize];
-            let end = (next as usize + s.event_frame_records).min(log.len());
+            let full = s.empty_from.map_or(log.len(), |from| log.len().min(from as usize));
+            let end = (next as usize + s.event_frame_records).min(full);
             let ending = s.ending.clone().filter(|(before, _)| id.get() < *before);
             let records = log.get(next as usize..end).unwrap_or_default().to_vec();
             let numbered = s.numbered;
@@ -446,6 +450,20 @@ async fn deliver(
         };
         if let Some((_, ending)) = ending {
             return end_stream(&mut events, ending, id, next).await;
+        }
+        let skip = {
+            let s = state.lock();
+            let end = s.records[shard as usize].len() as u64;
+            s.empty_from.filter(|from| *from == next && *from < end).map(|from| (end, end - from))
+        };
+        if let Some((end, skipped)) = skip {
+            let mut batch = EventBatch::new(Records::from_payloads(std::iter::empty::<&[u8]>()));
+            (batch.base_offset, batch.skipped_before) = (Some(Offset(end)), skipped);
+            let mut out = BytesMut::new();
+            batch.encode_frame(&mut out);
+            events.write_chunk(out.freeze()).await?;
+            next = end;
+            continue;
         }
         let Some((records, numbered)) = batch else {
             tokio::select! {

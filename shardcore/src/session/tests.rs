@@ -130,7 +130,7 @@ impl Pair {
         }
         let unix_s = UNIX_S + now.as_micros() / 1_000_000;
         let mut turns = 0;
-        while self.core.turn(now, unix_s) {
+        while self.core.turn(now, unix_s * 1_000) {
             turns += 1;
             assert!(turns < 1_000, "the core does not come to rest");
         }

@@ -3,6 +3,9 @@
 //! an answer to a publish is made from what the log settled; a log is deleted only on the admin thread's word.
 //! Not here: the engines (`felix_logstore`), carrying out operations (`run`).
 
+#[cfg(test)]
+mod tests;
+
 use felix_logstore::engine::{Event, LogId, ReadError, ReadId};
 use felix_logstore::id::ShardKey;
 use felix_logstore::retention::Retention;

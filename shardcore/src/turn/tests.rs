@@ -33,6 +33,18 @@ fn quic(core: u16, cores: u16) -> Quic {
     Quic::new(settings, None, Instant::now()).unwrap()
 }
 
+/// A core without connections, streams and keys.
+pub(super) fn bare_core(id: u16, cores: u16, limits: &Arc<CoreLimits>) -> Core {
+    Core::new(CoreParts {
+        id: CoreId(id),
+        cores,
+        boot: 1,
+        limits: Arc::clone(limits),
+        counters: CoreCounters::new(counters(Counter::ALL.len()).0),
+        quic: quic(id, cores),
+    })
+}
+
 /// A key that names no connection of the core under test.
 pub(super) fn conn_key() -> ConnKey {
     static KEY: OnceLock<ConnKey> = OnceLock::new();
@@ -74,16 +86,7 @@ struct Node {
 impl Node {
     fn new(cores: u16, limits: CoreLimits) -> Node {
         let limits = Arc::new(limits);
-        let core = |id| {
-            Core::new(CoreParts {
-                id: CoreId(id),
-                cores,
-                boot: 1,
-                limits: Arc::clone(&limits),
-                counters: CoreCounters::new(counters(Counter::ALL.len()).0),
-                quic: quic(id, cores),
-            })
-        };
+        let core = |id| bare_core(id, cores, &limits);
         let count = NonZeroU16::new(cores).unwrap().get();
         Node { cores: (0..count).map(core).collect(), now: Tick(0), version: 0, conn: conn_key() }
     }

@@ -12,6 +12,7 @@ pub enum Verb {
     /// List streams
     Ls(#[command(flatten)] OutputArgs),
     /// Show one stream
+    #[command(visible_alias = "show")]
     Info {
         stream: String,
         #[command(flatten)]
@@ -63,11 +64,16 @@ pub struct SetArgs {
 /// What can be changed later.
 #[derive(Clone, Debug, Args)]
 struct MutableArgs {
-    /// Records older than this may go, for example 7d; kept for durable streams
-    #[arg(long, value_name = "TIME", value_parser = crate::cli::duration::parse_seconds)]
+    /// Records older than this may go, for example 7d or 3600 (seconds); for durable streams
+    #[arg(
+        long,
+        visible_alias = "retention-seconds",
+        value_name = "TIME",
+        value_parser = crate::cli::duration::parse_seconds
+    )]
     retention_age: Option<std::time::Duration>,
-    /// Oldest records go when a shard holds more bytes; kept for durable streams
-    #[arg(long, value_name = "BYTES")]
+    /// Oldest records go when a shard holds more, for example 10GiB or 65536 (bytes); for durable streams
+    #[arg(long, value_name = "SIZE", value_parser = crate::cli::size::parse)]
     retention_bytes: Option<u64>,
     /// Who must hold a record before it is acknowledged
     #[arg(long, value_enum)]
@@ -185,7 +191,7 @@ fn remark_unserved(copies: u32, consistency: Consistency) {
 }
 
 fn list(format: Format, streams: &[Stream]) -> Outcome {
-    let headers = ["STREAM", "SHARDS", "COPIES", "CONSISTENCY", "DELIVERY", "DURABLE"];
+    let headers = ["STREAM", "SHARDS", "COPIES", "CONSISTENCY", "DELIVERY", "DURABLE", "RETENTION"];
     format.rows(streams, &headers, |stream| {
         vec![
             stream.stream.clone(),
@@ -194,8 +200,17 @@ fn list(format: Format, streams: &[Stream]) -> Outcome {
             format!("{:?}", stream.consistency),
             format!("{:?}", stream.delivery),
             stream.durable.to_string(),
+            shown(stream.retention),
         ]
     })
+}
+
+/// How long and how much is kept; a dash when nothing bounds it.
+fn shown(retention: Retention) -> String {
+    let age = retention.max_age_seconds.map(crate::cli::duration::show_seconds);
+    let size = retention.max_size_bytes.map(crate::cli::size::show);
+    let bounds: Vec<String> = [age, size].into_iter().flatten().collect();
+    if bounds.is_empty() { "-".to_owned() } else { bounds.join(",") }
 }
 
 impl CreateArgs {
@@ -227,5 +242,18 @@ impl SetArgs {
             return Err(Failure::usage("nothing to set: give at least one setting"));
         }
         Ok(patch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retention_is_shown_as_it_is_typed() {
+        let retention = |max_age_seconds, max_size_bytes| Retention { max_age_seconds, max_size_bytes };
+        assert_eq!(shown(retention(None, None)), "-");
+        assert_eq!(shown(retention(Some(604_800), None)), "7d");
+        assert_eq!(shown(retention(Some(90), Some(10 << 30))), "90s,10GiB");
     }
 }

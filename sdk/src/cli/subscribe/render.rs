@@ -36,12 +36,20 @@ struct Document<'a> {
 }
 
 impl Rendering {
+    /// Writes one record; text has shard and offset in front when `offsets`.
+    ///
     /// # Errors
     /// What the writer said.
-    pub fn write(self, out: &mut impl Write, event: &Event) -> io::Result<()> {
+    pub fn write(self, out: &mut impl Write, event: &Event, offsets: bool) -> io::Result<()> {
         let payload = &event.payload;
         match self {
             Rendering::Text => {
+                if offsets {
+                    match event.offset {
+                        Some(offset) => write!(out, "{}/{offset}\t", event.shard)?,
+                        None => write!(out, "{}/-\t", event.shard)?,
+                    }
+                }
                 out.write_all(payload)?;
                 out.write_all(b"\n")
             }
@@ -76,8 +84,18 @@ mod tests {
         let event =
             Event { shard: 3, offset: offset.map(Offset), payload: Bytes::from_static(payload), skipped: 0 };
         let mut out = Vec::new();
-        rendering.write(&mut out, &event).unwrap();
+        rendering.write(&mut out, &event, false).unwrap();
         out
+    }
+
+    #[test]
+    fn text_has_its_place_in_front_when_that_is_wanted() {
+        let mut out = Vec::new();
+        for offset in [Some(Offset(41)), None] {
+            let event = Event { shard: 3, offset, payload: Bytes::from_static(b"a b"), skipped: 0 };
+            Rendering::Text.write(&mut out, &event, true).unwrap();
+        }
+        assert_eq!(out, b"3/41\ta b\n3/-\ta b\n");
     }
 
     #[test]

@@ -140,7 +140,7 @@ fn checked(bytes: &[u8]) -> Result<Fields<'_>, SnapshotError> {
 fn history(fields: &mut Fields<'_>, at: Offset) -> Result<History, SnapshotError> {
     let last = Sequence(fields.u64()?);
     let count = fields.u32()? as usize;
-    if count > BATCHES_PER_PRODUCER_MAX || count * BATCH_BYTES > fields.left.len() {
+    if count > BATCHES_PER_PRODUCER_MAX {
         return Err(SnapshotError::Malformed("batches of a producer"));
     }
     let mut batches = VecDeque::with_capacity(count);

@@ -42,6 +42,12 @@ fn duplicate(base: u64, count: u32, settled: bool) -> Verdict {
 }
 
 #[test]
+fn a_machine_goes_to_another_core_with_its_shard() {
+    let core = std::thread::spawn(|| with_batches(7, 3, 0)).join().unwrap();
+    assert_eq!(core, with_batches(7, 3, 0));
+}
+
+#[test]
 fn a_re_send_gets_the_offsets_of_the_first_copy_and_is_not_appended() {
     let mut core = ProducerCore::new();
     assert_eq!(core.check(&sent(7, 0, 3), SETTLED), Verdict::Append);
@@ -245,6 +251,7 @@ fn a_batch_of_the_log_is_known_by_its_own_payloads() {
     );
     assert_eq!(base, Offset(40));
     assert_eq!(Numbered::from_log(&batch(BatchHead { producer: None, ..head })), None);
+    assert_eq!(Numbered::from_log(&batch(BatchHead { kind: BatchKind::GenerationStart, ..head })), None);
 }
 
 #[test]

@@ -224,7 +224,7 @@ fn each_end_of_a_producer_is_typed_and_says_what_is_unknown() {
         rig.offer("g");
         assert_eq!(rig.error(6), ended(false));
         assert!(!rig.lane.has_waiting());
-        assert_eq!(ended(true).is_outcome_unknown(), true);
+        assert!(ended(true).is_outcome_unknown());
         assert_eq!(ended(false).retry_class(), RetryClass::Fatal);
     }
 }
@@ -491,20 +491,25 @@ fn arbitrary_answers_and_losses_store_every_numbered_send_at_most_once_and_in_or
         }
         rig.lane.stream_lost("end");
         rig.lane.cannot_send_or_wait(rig.now + Duration::from_secs(60), &away, 0);
-        assert!(shard.log.is_sorted(), "seed {seed}: {:?}", shard.log);
-        for index in 0..offered {
-            let outcome = rig.result(index).unwrap_or_else(|| panic!("seed {seed}: {index} is not settled"));
-            let name = format!("{index:03}");
-            let copies = shard.log.iter().filter(|record| **record == name).count();
-            match outcome {
-                Ok(published) => {
-                    let offset = published.offset.unwrap().get() as usize;
-                    assert_eq!(shard.log[offset], name, "seed {seed}");
-                    assert_eq!(copies, 1, "seed {seed}: {name}");
-                }
-                Err(error) if error.is_outcome_unknown() => assert!(copies <= 1, "seed {seed}: {name}"),
-                Err(error) => assert_eq!(copies, 0, "seed {seed}: {name}: {error}"),
+        check(seed, &mut rig, &shard, offered);
+    }
+}
+
+/// Everything is settled, truthfully, and stored at most once and in order.
+fn check(seed: u64, rig: &mut Rig, shard: &Shard, offered: usize) {
+    assert!(shard.log.is_sorted(), "seed {seed}: {:?}", shard.log);
+    for index in 0..offered {
+        let outcome = rig.result(index).unwrap_or_else(|| panic!("seed {seed}: {index} is not settled"));
+        let name = format!("{index:03}");
+        let copies = shard.log.iter().filter(|record| **record == name).count();
+        match outcome {
+            Ok(published) => {
+                let offset = published.offset.unwrap().get() as usize;
+                assert_eq!(shard.log[offset], name, "seed {seed}");
+                assert_eq!(copies, 1, "seed {seed}: {name}");
             }
+            Err(error) if error.is_outcome_unknown() => assert!(copies <= 1, "seed {seed}: {name}"),
+            Err(error) => assert_eq!(copies, 0, "seed {seed}: {name}: {error}"),
         }
     }
 }

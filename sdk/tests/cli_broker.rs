@@ -1,0 +1,198 @@
+//! `felix pub` and `felix sub` against a scripted broker that goes away, comes back, loses answers and lies.
+#![cfg(feature = "cli")]
+
+mod cli;
+mod fake;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Stdio};
+
+use cli::{Done, Ended};
+use fake::{Answers, FakeBroker, State, TENANT, TOKEN, Trick};
+use felix_sdk::{Bytes, ErrorCode};
+use tempfile::TempDir;
+
+/// A broker with a durable stream, and what `felix` needs to reach it.
+struct Rig {
+    broker: FakeBroker,
+    folder: TempDir,
+}
+
+impl Rig {
+    async fn start(shards: u32) -> Rig {
+        let broker = FakeBroker::start(shards).await;
+        broker.state.change(State::serve_durable);
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("ca.pem"), broker.ca_pem()).unwrap();
+        Rig { broker, folder }
+    }
+
+    /// `felix` with all pipes.
+    fn felix(&self, arguments: &[&str]) -> Child {
+        let ca = self.folder.path().join("ca.pem");
+        let broker = self.broker.addr.to_string();
+        let target = ["--brokers", &broker, "--tenant", TENANT, "--token", TOKEN, "--namespace", "ns"];
+        let all = [&target[..], &["--ca-file", ca.to_str().unwrap()], arguments].concat();
+        cli::felix(self.folder.path(), &all).stdin(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Runs `felix pub s` with these lines as its input.
+    async fn publish(&self, more: &[&str], input: &str) -> Done {
+        let mut child = self.felix(&[&["pub", "s", "--batch", "1"], more].concat());
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(input.as_bytes()).unwrap();
+        drop(stdin);
+        ended(child).await
+    }
+
+    fn log(&self) -> Vec<String> {
+        let state = self.broker.state.lock();
+        state.records[0].iter().map(|record| String::from_utf8(record.to_vec()).unwrap()).collect()
+    }
+
+    fn put(&self, numbers: std::ops::Range<u32>) {
+        self.broker.state.change(|s| s.records[0].extend(numbers.map(|n| Bytes::from(n.to_string()))));
+    }
+}
+
+/// Waits while the broker's tasks go on.
+async fn ended(child: Child) -> Done {
+    let waiting = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
+    tokio::time::timeout(cli::DEADLINE, waiting).await.expect("ends in time").unwrap().into()
+}
+
+/// The next line of a pipe.
+async fn line<R: Read + Send + 'static>(mut from: BufReader<R>) -> (BufReader<R>, String) {
+    let reading = tokio::task::spawn_blocking(move || {
+        let mut line = String::new();
+        from.read_line(&mut line).unwrap();
+        (from, line)
+    });
+    tokio::time::timeout(cli::DEADLINE, reading).await.expect("a line in time").unwrap()
+}
+
+fn lines(numbers: std::ops::Range<u32>) -> String {
+    numbers.map(|number| format!("{number}\n")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pub_goes_on_through_a_restart_and_stores_every_line_once_in_order() {
+    let mut rig = Rig::start(1).await;
+    let cuts = [Trick::StoreAndCut, Trick::Cut, Trick::StoreAndCut];
+    rig.broker.state.change(|s| s.tricks.extend(cuts));
+    let mut child = rig.felix(&["pub", "s", "--batch", "1", "--output", "json"]);
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(lines(0..50).as_bytes()).unwrap();
+    rig.broker.state.when("the first lines", |s| (s.record_count() == 50).then_some(())).await;
+    // Those that come now are taken and not answered.
+    rig.broker.state.change(|s| s.answers = Answers::Held);
+    stdin.write_all(lines(50..60).as_bytes()).unwrap();
+    rig.broker.state.when("lines in flight", |s| (s.record_count() == 60).then_some(())).await;
+    rig.broker.stop().await;
+    stdin.write_all(lines(60..80).as_bytes()).unwrap();
+    drop(stdin);
+    rig.broker.state.change(|s| s.answers = Answers::Prompt);
+    rig.broker.restart().await;
+    let summary = ended(child).await.json();
+    assert_eq!((summary["sent"].as_u64(), summary["acknowledged"].as_u64()), (Some(80), Some(80)));
+    assert_eq!((summary["unknown"].as_u64(), summary["failed"].as_u64()), (Some(0), Some(0)));
+    assert_eq!(summary["idempotent"], true);
+    assert_eq!(rig.log().join("\n") + "\n", lines(0..80));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pub_says_how_many_records_are_unknown_and_how_many_were_not_written() {
+    let rig = Rig::start(1).await;
+    rig.broker.state.change(|s| s.tricks.push_back(Trick::StoreAndCut));
+    let done = rig.publish(&["--no-idempotent"], "a\n").await;
+    assert_eq!(done.status, 6, "{done:?}");
+    assert!(done.stderr.contains("0 of 1 records (1 may or may not have been written)"), "{done:?}");
+    assert!(rig.broker.state.lock().publishes.iter().all(|publish| publish.number.is_none()));
+    rig.broker.state.change(|s| s.tricks.push_back(Trick::Refuse(ErrorCode::Forbidden)));
+    let done = rig.publish(&[], "b\n").await;
+    assert_eq!(done.status, 4, "{done:?}");
+    assert!(done.stderr.contains("0 of 1 records (1 not written)"), "{done:?}");
+    assert_eq!(rig.log(), ["a"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pub_gives_up_a_broker_that_stays_away_when_its_time_is_over() {
+    let mut rig = Rig::start(1).await;
+    rig.broker.state.change(|s| s.answers = Answers::Held);
+    let mut child = rig.felix(&["pub", "s", "--retry-for", "500ms"]);
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"a\n").unwrap();
+    rig.broker.state.when("taken", |s| (s.record_count() == 1).then_some(())).await;
+    rig.broker.stop().await;
+    drop(stdin);
+    let done = ended(child).await;
+    assert_eq!(done.status, 6, "{done:?}");
+    assert!(done.stderr.contains("0 of 1 records (1 may or may not have been written)"), "{done:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sub_tells_when_its_broker_goes_and_comes_back_and_repeats_and_loses_nothing() {
+    let mut rig = Rig::start(1).await;
+    rig.put(0..30);
+    let mut child = rig.felix(&["sub", "s", "--from", "earliest", "--count", "60"]);
+    let out = BufReader::new(child.stdout.take().unwrap());
+    let told = BufReader::new(child.stderr.take().unwrap());
+    let mut child = Ended(child);
+    let all = tokio::task::spawn_blocking(move || {
+        let mut text = String::new();
+        let mut out = out;
+        out.read_to_string(&mut text).unwrap();
+        text
+    });
+    let (told, reading) = line(told).await;
+    assert!(reading.starts_with("reading `s`"), "{reading}");
+    rig.broker.stop().await;
+    let (told, away) = line(told).await;
+    assert!(away.starts_with("shard 0: the broker is away"), "{away}");
+    rig.put(30..45);
+    rig.broker.restart().await;
+    let (mut told, back) = line(told).await;
+    assert!(back.starts_with("shard 0: the broker is back after"), "{back}");
+    assert!(back.contains("going on with offset"), "{back}");
+    rig.put(45..60);
+    assert_eq!(tokio::time::timeout(cli::DEADLINE, all).await.unwrap().unwrap(), lines(0..60));
+    assert_eq!(child.status(), 0);
+    let mut rest = String::new();
+    told.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sub_ends_with_the_last_record_that_was_there_and_shows_offsets() {
+    let rig = Rig::start(2).await;
+    let until_end = ["sub", "s", "--from", "earliest", "--until-end", "--show-offsets"];
+    let empty = ended(rig.felix(&until_end)).await;
+    assert_eq!(empty.ok(), "", "nothing was there");
+    rig.put(0..40);
+    rig.broker.state.change(|s| s.records[1].push(Bytes::from_static(b"other")));
+    let read = ended(rig.felix(&until_end)).await.ok();
+    let mut of_shard: Vec<Vec<&str>> = vec![Vec::new(); 2];
+    for line in read.lines() {
+        of_shard[usize::from(line.starts_with("1/"))].push(line);
+    }
+    let expected: Vec<String> = (0..40).map(|number| format!("0/{number}\t{number}")).collect();
+    assert_eq!(of_shard[0], expected);
+    assert_eq!(of_shard[1], ["1/0\tother"]);
+    let from = ended(rig.felix(&["sub", "s", "--from", "38", "--shard", "0", "--until-end"])).await;
+    assert_eq!(from.ok(), "38\n39\n");
+    // Records without a place before the end are no end either.
+    rig.broker.state.change(|s| s.empty_from = Some(37));
+    let skipping = ["sub", "s", "--from", "earliest", "--shard", "0", "--until-end"];
+    assert_eq!(ended(rig.felix(&skipping)).await.ok(), lines(0..37));
+    rig.broker.state.change(|s| s.numbered = false);
+    ended(rig.felix(&until_end)).await.fails(4, "does not tell where this stream ends");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sub_from_a_place_that_is_gone_or_not_there_yet_says_what_is_there() {
+    let rig = Rig::start(1).await;
+    rig.put(0..10);
+    rig.broker.state.change(|s| s.held_from = 4);
+    ended(rig.felix(&["sub", "s", "--from", "3"])).await.fails(4, "the oldest held is 4");
+    ended(rig.felix(&["sub", "s", "--from", "11"])).await.fails(4, "the next record gets 10");
+}
