@@ -3,11 +3,38 @@
 
 mod cli;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use cli::{Done, Ended, Place, lives, wait_for};
+
+/// Lines whose first column is one of 101 keys.
+fn keyed(numbers: std::ops::Range<u32>) -> Vec<String> {
+    numbers.map(|line| format!("key-{},{line}", line * 7 % 101)).collect()
+}
+
+fn publish_keyed(stream: &str) -> [&str; 6] {
+    ["pub", stream, "--key-column", "1", "--key-separator", ","]
+}
+
+/// Every line that was sent was read, once, none else, and those of each key in the order of sending.
+#[track_caller]
+fn in_order_per_key(sent: &[String], read: &str) {
+    fn by_key<'a>(lines: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, Vec<&'a str>> {
+        let mut keys: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for line in lines {
+            keys.entry(line.split(',').next().unwrap_or_default()).or_default().push(line);
+        }
+        keys
+    }
+    assert_eq!(read.lines().count(), sent.len());
+    let (sent, read) = (by_key(sent.iter().map(String::as_str)), by_key(read.lines()));
+    for (key, lines) in &sent {
+        assert_eq!(read.get(key), Some(lines), "{key}");
+    }
+}
 
 #[test]
 fn the_ready_file_says_everything_is_private_and_is_gone_after_an_ordered_end() {
@@ -68,22 +95,13 @@ fn records_go_through_in_every_framing_and_rendering() {
 fn keyed_lines_over_four_shards_arrive_complete_and_in_order_per_key() {
     let place = Place::new();
     let dev = place.start(&[]);
-    place.run(&["stream", "create", "orders", "--shards", "4"]).ok();
-    let lines: Vec<String> = (0..20_000).map(|line| format!("key-{},{line}", line * 7 % 101)).collect();
+    place.run(&["stream", "create", "parcels", "--shards", "4"]).ok();
+    let lines = keyed(0..20_000);
     let count = lines.len().to_string();
-    let reader = place.subscribe(&["orders", "--count", &count]);
-    let publish = ["pub", "orders", "--key-column", "1", "--key-separator", ","];
-    place.run_with_input(&publish, (lines.join("\n") + "\n").as_bytes()).ok();
+    let reader = place.subscribe(&["parcels", "--count", &count]);
+    place.run_with_input(&publish_keyed("parcels"), (lines.join("\n") + "\n").as_bytes()).ok();
     let read = Done::from(reader.wait_with_output().unwrap()).ok();
-    let of_key = |text: &mut dyn Iterator<Item = &str>, key: &str| -> Vec<String> {
-        text.filter(|line| line.split(',').next() == Some(key)).map(str::to_owned).collect()
-    };
-    assert_eq!(read.lines().count(), lines.len());
-    for key in lines.iter().map(|line| line.split(',').next().unwrap()).collect::<BTreeSet<_>>() {
-        let (sent, got) =
-            (of_key(&mut lines.iter().map(String::as_str), key), of_key(&mut read.lines(), key));
-        assert_eq!(sent, got, "{key}");
-    }
+    in_order_per_key(&lines, &read);
     dev.stop();
 }
 
@@ -92,12 +110,12 @@ fn a_second_start_finds_its_catalog_and_its_authority_again() {
     let place = Place::new();
     let dev = place.start(&[]);
     let authority = std::fs::read(dev.file()["ca_file"].as_str().unwrap()).unwrap();
-    place.run(&["stream", "create", "orders", "--shards", "3"]).ok();
+    place.run(&["stream", "create", "parcels", "--shards", "3"]).ok();
     dev.stop();
     let dev = place.start(&[]);
     assert_eq!(std::fs::read(dev.file()["ca_file"].as_str().unwrap()).unwrap(), authority);
-    assert_eq!(place.run(&["stream", "info", "orders", "--output", "json"]).json()["shards"], 3);
-    place.run_with_input(&["pub", "orders"], b"still here\n").ok();
+    assert_eq!(place.run(&["stream", "info", "parcels", "--output", "json"]).json()["shards"], 3);
+    place.run_with_input(&["pub", "parcels"], b"still here\n").ok();
     dev.stop();
 }
 
@@ -117,6 +135,38 @@ fn a_server_that_is_killed_is_back_on_the_same_ports_and_the_file_says_so() {
         place.run_with_input(&["pub", "events"], b"again\n").ok();
         place.run(&["stream", "ls"]).ok();
     }
+    dev.stop();
+}
+
+#[test]
+fn a_durable_stream_keeps_its_records_over_a_stop_and_a_killed_broker() {
+    let place = Place::new();
+    let dev = place.start(&[]);
+    let lines = keyed(0..6_000);
+    let publish = publish_keyed("orders");
+    let text = |from: usize, to: usize| lines[from..to].join("\n") + "\n";
+    let read = || place.run(&["sub", "orders", "--from", "earliest", "--until-end"]).ok();
+    place.run_with_input(&publish, text(0, 2_000).as_bytes()).ok();
+    dev.stop();
+    let dev = place.start(&[]);
+    in_order_per_key(&lines[..2_000], &read());
+    // Killed when everything is acknowledged.
+    place.run_with_input(&publish, text(2_000, 4_000).as_bytes()).ok();
+    let killed = dev.pid("broker");
+    cli::signal(killed, "KILL");
+    wait_for("a new process in the ready file", || (dev.pid("broker") != killed).then_some(()));
+    in_order_per_key(&lines[..4_000], &read());
+    // Killed while a publisher is in the middle.
+    let mut publisher = cli::felix(&place.contexts(), &publish).stdin(Stdio::piped()).spawn().unwrap();
+    let mut input = publisher.stdin.take().unwrap();
+    input.write_all(text(4_000, 5_000).as_bytes()).unwrap();
+    wait_for("records of that publisher", || (read().lines().count() > 4_000).then_some(()));
+    let killed = dev.pid("broker");
+    cli::signal(killed, "KILL");
+    input.write_all(text(5_000, 6_000).as_bytes()).unwrap();
+    drop(input);
+    Done::from(publisher.wait_with_output().unwrap()).ok();
+    in_order_per_key(&lines, &read());
     dev.stop();
 }
 
@@ -184,46 +234,60 @@ fn token_files_are_rewritten_in_time_and_a_subscription_lives_through_it() {
 fn the_demonstration_checks_every_byte_and_leaves_nothing_running() {
     let place = Place::new();
     let done = Done::from(place.dev(&["--demo"]).output().unwrap());
+    // It killed its broker, which came back.
+    assert!(done.stderr.contains("felix-broker ended (signal 9), starting it again"), "{done:?}");
     let report = done.ok();
     assert!(report.contains("every byte arrived once"), "{report}");
+    assert!(report.contains("nothing acknowledged is missing"), "{report}");
+    let records = |words: &str| -> u64 {
+        let line =
+            report.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("{words}: {report}"));
+        line.split_whitespace().rev().nth(1).unwrap().parse().unwrap()
+    };
+    let all = records("acknowledged in the end");
+    let (acknowledged, unknown) = (records("kill -9"), records("outcome unknown"));
+    assert!(all / 2 <= acknowledged && acknowledged < all && acknowledged + unknown <= all, "{report}");
+    assert_eq!(records("read back"), all, "{report}");
     assert!(!place.ready_file().exists());
+    // Again over the same folder, with streams of the first time.
     let file = place.data().join("small");
     std::fs::write(&file, b"x").unwrap();
     let done = place.dev(&["--demo", "--demo-file", file.to_str().unwrap()]).output().unwrap();
-    assert!(Done::from(done).ok().contains("1 records"));
+    let report = Done::from(done).ok();
+    assert!(report.contains("1 records") && report.contains("nothing acknowledged is missing"), "{report}");
 }
 
 #[test]
 fn nouns_and_verbs_have_the_statuses_that_scripts_expect() {
     let place = Place::new();
     let dev = place.start(&[]);
-    let create = ["stream", "create", "orders", "--shards", "2"];
+    let create = ["stream", "create", "parcels", "--shards", "2"];
     let made = place.run(&create);
     assert!(made.stderr.contains("created"), "{made:?}");
     let again = place.run(&create);
     assert!(again.status == 0 && again.stderr.contains("exists already"), "{again:?}");
-    place.run(&["stream", "create", "orders", "--shards", "3"]).fails(4, "other settings");
+    place.run(&["stream", "create", "parcels", "--shards", "3"]).fails(4, "other settings");
     place.run(&["stream", "create", "or ders"]).fails(4, "");
     place.run(&["stream", "info", "nothing"]).fails(5, "does not exist");
     place.run(&["namespace", "info", "nothing"]).fails(5, "nothing");
     place.run(&["pub", "nothing"]).fails(5, "unknown stream");
     place.run(&["sub", "nothing"]).fails(5, "unknown stream");
-    place.run(&["sub", "orders", "--shard", "9"]).fails(5, "no shard 9");
-    place.run(&["sub", "orders", "--from", "12"]).fails(4, "offset 12");
-    let set = place.run(&["stream", "set", "orders", "--retention-age", "1h", "--output", "json"]).json();
+    place.run(&["sub", "parcels", "--shard", "9"]).fails(5, "no shard 9");
+    place.run(&["sub", "parcels", "--from", "12"]).fails(4, "offset 12");
+    let set = place.run(&["stream", "set", "parcels", "--retention-age", "1h", "--output", "json"]).json();
     assert_eq!(set["retention"]["max_age_seconds"], 3_600);
-    place.run(&["stream", "set", "orders"]).fails(2, "nothing to set");
+    place.run(&["stream", "set", "parcels"]).fails(2, "nothing to set");
     let names = |noun: &str, member: &str| -> Vec<String> {
         let items = place.run(&[noun, "ls", "--output", "json"]).json();
         items.as_array().unwrap().iter().map(|item| item[member].as_str().unwrap().to_owned()).collect()
     };
-    assert_eq!(names("stream", "stream"), ["events", "orders"]);
+    assert_eq!(names("stream", "stream"), ["events", "orders", "parcels"]);
     assert_eq!(names("tenant", "tenant_id"), ["demo"]);
-    assert_eq!(names("shard", "leader"), ["dev-0", "dev-0", "dev-0"]);
-    assert_eq!(place.run(&["shard", "info", "orders", "1", "--output", "json"]).json()["shard"], 1);
-    let cores = place.run(&["shard", "ls", "--cores", "--name", "orders", "--output", "json"]).json();
+    assert_eq!(names("shard", "leader"), ["dev-0"; 7]);
+    assert_eq!(place.run(&["shard", "info", "parcels", "1", "--output", "json"]).json()["shard"], 1);
+    let cores = place.run(&["shard", "ls", "--cores", "--name", "parcels", "--output", "json"]).json();
     assert!(cores.as_array().unwrap().iter().all(|shard| shard["core"] == 0), "{cores}");
-    place.run(&["shard", "info", "orders", "7"]).fails(5, "not assigned");
+    place.run(&["shard", "info", "parcels", "7"]).fails(5, "not assigned");
     let node = place.run(&["node", "info", "dev-0", "--output", "json"]).json();
     assert_eq!(node["node"]["status"]["lifecycle"], "live");
     let table = place.run(&["stream", "ls"]).ok();
@@ -232,8 +296,8 @@ fn nouns_and_verbs_have_the_statuses_that_scripts_expect() {
     place.run(&["-n", "other", "stream", "create", "s"]).ok();
     place.run(&["namespace", "rm", "other", "--yes"]).ok();
     place.run(&["-n", "other", "stream", "ls"]).fails(5, "");
-    place.run(&["stream", "rm", "orders", "--yes"]).ok();
-    place.run(&["stream", "rm", "orders", "--yes"]).fails(5, "");
+    place.run(&["stream", "rm", "parcels", "--yes"]).ok();
+    place.run(&["stream", "rm", "parcels", "--yes"]).fails(5, "");
     dev.stop();
 }
 

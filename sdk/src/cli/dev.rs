@@ -18,9 +18,10 @@ use std::path::PathBuf;
 
 use tokio::sync::oneshot;
 
-use self::cluster::Cluster;
+use self::cluster::{BrokerKiller, Cluster};
 pub use self::plan::DevArgs;
 use self::plan::Plan;
+use self::seed::Seed;
 use super::dev_file::{DEFAULT_CONTEXT, DevFile, context_path};
 use super::failure::{Failure, Outcome};
 use super::interrupt::Signals;
@@ -31,6 +32,11 @@ use super::private_file;
 const TENANT: &str = "demo";
 const NAMESPACE: &str = "default";
 const STREAM: &str = "events";
+const DURABLE_STREAM: &str = "orders";
+const FIRST_STREAMS: [Seed<'static>; 2] = [
+    Seed { name: STREAM, shards: 1, durable: false },
+    Seed { name: DURABLE_STREAM, shards: 4, durable: true },
+];
 const NODE_ID: &str = "dev-0";
 
 impl DevArgs {
@@ -84,7 +90,7 @@ async fn serve(plan: Plan, context: Option<PathBuf>) -> Outcome {
     let outcome = match demo_file {
         Some(path) => {
             tokio::select! {
-                outcome = demonstrate(path, file) => outcome,
+                outcome = demonstrate(path, file, cluster.broker_killer()) => outcome,
                 failure = cluster.keep() => Err(failure),
                 () = signals.next() => Err(Failure::other("ended before the demonstration was over")),
             }
@@ -107,16 +113,14 @@ async fn serve(plan: Plan, context: Option<PathBuf>) -> Outcome {
     if ordered { Ok(()) } else { Err(Failure::other("a server did not end in order")) }
 }
 
-/// Runs the demonstration on threads of its own and prints its report.
-async fn demonstrate(path: PathBuf, file: DevFile) -> Outcome {
+/// Runs the demonstration on threads of its own and prints its reports.
+async fn demonstrate(path: PathBuf, file: DevFile, killer: BrokerKiller) -> Outcome {
     let (done, over) = oneshot::channel();
     std::thread::spawn(move || {
         // Nobody waits any more when a signal came.
-        let _ = done.send(demo::run(&path, &file));
+        let _ = done.send(demo::run(&path, &file, &killer));
     });
-    let outcome = over.await.unwrap_or_else(|_| Err(Failure::other("the demonstration broke off")));
-    print(&outcome?);
-    Ok(())
+    over.await.unwrap_or_else(|_| Err(Failure::other("the demonstration broke off")))
 }
 
 /// For the person at the terminal; one that is gone misses nothing.
@@ -133,11 +137,14 @@ fn welcome(file: &DevFile, flag: Option<&std::path::Path>) -> String {
     };
     format!(
         "felix dev is ready\n\n  broker         {broker}\n  control plane  {ctrl}\n  metrics        {metrics}/metrics\n  \
-         data           {data}\n\nIn another terminal:\n\n  {felix} sub {STREAM}\n  echo hello | {felix} pub {STREAM}\n  \
-         {felix} stream create orders --shards 4\n\nCtrl-C ends it.",
+         data           {data}\n\nIn another terminal, with the stream `{STREAM}` in memory:\n\n  {felix} sub {STREAM}\n  \
+         echo hello | {felix} pub {STREAM}\n\nWith the stream `{DURABLE_STREAM}` on disk, which keeps its records when the \
+         broker ends, however it ends:\n\n  seq 1000 | {felix} pub {DURABLE_STREAM} --key-column 1\n  kill -9 {pid}\n  \
+         {felix} sub {DURABLE_STREAM} --from earliest --count 1000\n\nCtrl-C ends it.",
         broker = file.broker_addr,
         ctrl = file.controlplane_url,
         metrics = file.metrics_url,
         data = file.data_dir.display(),
+        pid = file.pids.broker,
     )
 }

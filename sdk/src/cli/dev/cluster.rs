@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use serde::Deserialize;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::certificates::Certificates;
@@ -19,7 +20,7 @@ use super::plan::Plan;
 use super::restarts::Restarts;
 use super::server::{Launch, Server, find_program};
 use super::tokens::Tokens;
-use super::{NAMESPACE, NODE_ID, STREAM, TENANT, seed};
+use super::{FIRST_STREAMS, NAMESPACE, NODE_ID, STREAM, TENANT, seed};
 use crate::cli::api::Api;
 use crate::cli::dev_file::{DevFile, Pids};
 use crate::cli::failure::{Failure, Outcome};
@@ -34,7 +35,7 @@ const BROKER_STOP_SLACK: Duration = Duration::from_secs(8);
 const CTRL_DRAIN_MS: u64 = 2_000;
 /// From asking the control plane to end to killing it.
 const CTRL_STOP: Duration = Duration::from_secs(6);
-/// From a ready broker to one that serves the first stream.
+/// From a ready broker to one that serves the first streams.
 const SERVED_TIMEOUT: Duration = Duration::from_secs(15);
 const SERVED_PAUSE: Duration = Duration::from_millis(20);
 
@@ -63,6 +64,23 @@ struct Ports {
     broker_metrics: u16,
 }
 
+/// Ends the broker of a cluster from elsewhere.
+#[derive(Clone, Debug)]
+pub struct BrokerKiller(mpsc::Sender<oneshot::Sender<()>>);
+
+impl BrokerKiller {
+    /// Ends it with SIGKILL and waits until it is dead. A cluster that is kept starts it again at once.
+    ///
+    /// # Errors
+    /// `Other`: nobody keeps the cluster any more.
+    pub async fn kill(&self) -> Outcome {
+        let gone = || Failure::other("the cluster is not kept any more");
+        let (done, dead) = oneshot::channel();
+        self.0.send(done).await.map_err(|_| gone())?;
+        dead.await.map_err(|_| gone())
+    }
+}
+
 /// See the module.
 pub struct Cluster {
     plan: Plan,
@@ -80,6 +98,9 @@ pub struct Cluster {
     broker_ready: Option<BrokerReady>,
     /// Files that tell others, in the order they are written.
     told: Vec<PathBuf>,
+    killer: BrokerKiller,
+    /// Those who wait for the death of the broker.
+    kills: mpsc::Receiver<oneshot::Sender<()>>,
 }
 
 impl Cluster {
@@ -102,6 +123,7 @@ impl Cluster {
             // A log is of one `felix dev`; there may be none yet.
             let _ = std::fs::remove_file(folder.log_file(server));
         }
+        let (killer, kills) = mpsc::channel(1);
         Ok(Cluster {
             tokens: Tokens::new(&folder, plan.token_ttl),
             ports: Ports {
@@ -122,7 +144,14 @@ impl Cluster {
             ctrl_ready: None,
             broker_ready: None,
             told: Vec::new(),
+            killer: BrokerKiller(killer),
+            kills,
         })
+    }
+
+    /// What ends the broker while `keep` runs.
+    pub fn broker_killer(&self) -> BrokerKiller {
+        self.killer.clone()
     }
 
     /// Starts both servers and waits until a stream can be used. `told` are the files to tell others through.
@@ -136,7 +165,7 @@ impl Cluster {
         Self::blocking(move || seed::tenant(&bootstrap)).await?;
         self.renew_tokens().await?;
         let api = self.api()?;
-        Self::blocking(move || seed::catalog(&api, STREAM)).await?;
+        Self::blocking(move || seed::catalog(&api, &FIRST_STREAMS)).await?;
         self.start_broker().await?;
         self.tell()
     }
@@ -166,6 +195,14 @@ impl Cluster {
         tokio::select! {
             () = Server::wait(&mut self.ctrl) => return Ok(()),
             () = Server::wait(&mut self.broker) => return Ok(()),
+            Some(dead) = self.kills.recv() => {
+                if let Some(broker) = &mut self.broker {
+                    broker.kill().await;
+                }
+                // Whoever asked may be gone.
+                let _ = dead.send(());
+                return Ok(());
+            }
             () = tokio::time::sleep(pause) => {}
         }
         if self.tokens.is_due()
@@ -243,20 +280,24 @@ impl Cluster {
         self.served().await
     }
 
-    /// Waits until the broker knows the first stream.
+    /// Waits until the broker knows the first streams.
     async fn served(&self) -> Outcome {
         let file = self.dev_file()?;
         let deadline = Instant::now() + SERVED_TIMEOUT;
         loop {
             let asked = async {
                 let client = connect(&file).await?;
-                let shards = client.stream_shards(STREAM).await?.shards;
+                let mut unknown = None;
+                for stream in FIRST_STREAMS {
+                    let shards = client.stream_shards(stream.name).await?.shards;
+                    unknown = unknown.or((shards == 0).then_some(stream.name));
+                }
                 client.close().await;
-                Ok::<_, Failure>(shards)
+                Ok::<_, Failure>(unknown)
             };
             let seen = match asked.await {
-                Ok(0) => Failure::other(format!("the broker does not know the stream `{STREAM}`")),
-                Ok(_) => return Ok(()),
+                Ok(Some(name)) => Failure::other(format!("the broker does not know the stream `{name}`")),
+                Ok(None) => return Ok(()),
                 Err(failure) => failure,
             };
             if Instant::now() >= deadline {

@@ -1,14 +1,17 @@
-//! The demonstration: a real file goes through the broker, record by record, while a subscriber puts it together again.
-//! Scope: per `felix dev --demo`.
+//! The demonstration: a real file goes through the broker, record by record, while a subscriber puts it together again;
+//! then the broker is killed under a stream on disk (`demo/durable`). Scope: per `felix dev --demo`.
 //! Invariants: success means that every byte came back, each record once, and in order within each shard.
+
+mod durable;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::cluster::connect;
-use super::seed;
+use super::cluster::{BrokerKiller, connect};
+use super::print;
+use super::seed::{self, Seed};
 use crate::cli::api::Api;
 use crate::cli::dev_file::DevFile;
 use crate::cli::failure::{Failure, Outcome};
@@ -20,7 +23,7 @@ use crate::subscribe::Subscription;
 const STREAM: &str = "demo-file";
 const SHARDS: u32 = 4;
 /// Keys the records are spread over.
-const KEYS: u64 = 64;
+const KEYS: usize = 64;
 /// Bytes of the file in one record.
 const CHUNK_BYTES: usize = 4_096;
 /// In front of them: the number of the chunk, most significant byte first.
@@ -30,44 +33,64 @@ const RECEIPTS: usize = 1_024;
 /// Nothing arrives for this long: something is lost.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// Publishes the file, checks what comes back, and tells the rates. Runs on a runtime of its own threads.
+/// Publishes the file, checks what comes back, and prints what happened; first in memory, then on disk. Runs on a runtime
+/// of its own threads.
 ///
 /// # Errors
 /// What kept a byte from arriving.
-pub fn run(path: &Path, file: &DevFile) -> Outcome<String> {
+pub fn run(path: &Path, file: &DevFile, killer: &BrokerKiller) -> Outcome {
     let content =
         std::fs::read(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
     let content = Bytes::from(content);
     let secret = Secret::File(file.controlplane_token_file.clone());
-    seed::stream(&Api::bearer(&file.controlplane_url, secret)?, STREAM, SHARDS)?;
+    let api = Api::bearer(&file.controlplane_url, secret)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::other(error.to_string()))?;
-    runtime.block_on(async {
-        let client = connect(file).await?;
-        let subscription = client.subscribe(STREAM).open().await?;
-        let started = Instant::now();
-        let check = Check::new(content.clone());
-        let reading = tokio::spawn(async move {
-            let checked = read(subscription, check).await;
-            checked.map(|()| started.elapsed())
-        });
-        publish(&client, &content).await?;
-        let published = started.elapsed();
-        let read = reading.await.map_err(|error| Failure::other(error.to_string()))??;
-        client.close().await;
-        Ok(report(path, content.len(), published, read))
-    })
+    let client = runtime.block_on(connect(file))?;
+    seed::stream(&api, Seed { name: STREAM, shards: SHARDS, durable: false })?;
+    print(&runtime.block_on(in_memory(&client, path, &content))?);
+    if seed::delete(&api, durable::STREAM)? {
+        runtime.block_on(durable::gone(&client))?;
+    }
+    seed::stream(&api, Seed { name: durable::STREAM, shards: SHARDS, durable: true })?;
+    print(&runtime.block_on(durable::run(&client, &content, killer))?.to_string());
+    runtime.block_on(client.close());
+    Ok(())
+}
+
+async fn in_memory(client: &Client, path: &Path, content: &Bytes) -> Outcome<String> {
+    let subscription = client.subscribe(STREAM).open().await?;
+    let started = Instant::now();
+    let check = Check::new(content.clone());
+    let reading = tokio::spawn(async move {
+        let checked = read(subscription, check).await;
+        checked.map(|()| started.elapsed())
+    });
+    publish(client, content).await?;
+    let published = started.elapsed();
+    let read = reading.await.map_err(|error| Failure::other(error.to_string()))??;
+    Ok(report(path, content.len(), published, read))
+}
+
+/// A chunk of the file with its number. Empty behind the end.
+fn record_of(content: &Bytes, number: usize) -> Bytes {
+    let from = (number * CHUNK_BYTES).min(content.len());
+    let chunk = &content[from..content.len().min(from + CHUNK_BYTES)];
+    let mut record = BytesMut::with_capacity(NUMBER_BYTES + chunk.len());
+    record.put_u64(number as u64);
+    record.put_slice(chunk);
+    record.freeze()
+}
+
+fn key_of(number: usize) -> Bytes {
+    Bytes::from((number % KEYS).to_string())
 }
 
 async fn publish(client: &Client, content: &Bytes) -> Outcome {
     let publisher = client.publisher(STREAM).open().await?;
     let mut receipts = Vec::with_capacity(RECEIPTS);
-    for (number, chunk) in (0_u64..).zip(content.chunks(CHUNK_BYTES)) {
-        let mut record = BytesMut::with_capacity(NUMBER_BYTES + chunk.len());
-        record.put_u64(number);
-        record.put_slice(chunk);
-        let key = Bytes::from((number % KEYS).to_string());
-        receipts.push(publisher.send(record.freeze(), key).await?);
+    for number in 0..content.len().div_ceil(CHUNK_BYTES) {
+        receipts.push(publisher.send(record_of(content, number), key_of(number)).await?);
         if receipts.len() == RECEIPTS {
             for receipt in receipts.drain(..) {
                 receipt.await?;
@@ -106,7 +129,8 @@ impl Check {
         Check { content, arrived: vec![false; chunks], missing: chunks, last: [None; SHARDS as usize] }
     }
 
-    fn record(&mut self, shard: u32, payload: &[u8]) -> Outcome {
+    /// A record that arrived. Gives its number.
+    fn record(&mut self, shard: u32, payload: &[u8]) -> Outcome<usize> {
         let wrong = |what: &str| Err(Failure::other(format!("shard {shard}: {what}")));
         let Some((number, bytes)) = payload.split_first_chunk::<NUMBER_BYTES>() else {
             return wrong("a record has no number");
@@ -127,7 +151,7 @@ impl Check {
         }
         *last = Some(number);
         self.missing -= 1;
-        Ok(())
+        Ok(index)
     }
 }
 

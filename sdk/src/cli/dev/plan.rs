@@ -55,7 +55,8 @@ pub struct DevArgs {
     /// Write where everything is to this file once it is ready (JSON, complete or absent)
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
-    /// Publish a file while a subscriber reads it, check every byte, and end
+    /// Publish a file while a subscriber reads it, check every byte; then again to a stream on disk, whose broker is killed
+    /// in the middle; and end
     #[arg(long)]
     demo: bool,
     /// File for --demo; this program itself by default

@@ -1,4 +1,5 @@
-//! What a development cluster holds from the start: a tenant, a namespace, a stream. Scope: per start.
+//! What a development cluster holds from the start: a tenant, a namespace, a stream in memory and one on disk. Scope: per
+//! start.
 //! Invariants: what is there already stays as it is. Blocks.
 
 use felix_wire::control::{
@@ -9,6 +10,15 @@ use felix_wire::control::{
 use super::{NAMESPACE, TENANT};
 use crate::cli::api::Api;
 use crate::cli::failure::{Kind, Outcome};
+
+/// A stream that is wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct Seed<'a> {
+    pub name: &'a str,
+    pub shards: u32,
+    /// On disk.
+    pub durable: bool,
+}
 
 /// Makes the tenant with its signing key, the first time.
 ///
@@ -28,42 +38,56 @@ pub fn tenant(bootstrap: &Api) -> Outcome {
     }
 }
 
-/// Makes the namespace and the first stream unless they are there.
+/// Makes the namespace and the first streams unless they are there.
 ///
 /// # Errors
 /// What the control plane said.
-pub fn catalog(api: &Api, first_stream: &str) -> Outcome {
+pub fn catalog(api: &Api, first_streams: &[Seed<'_>]) -> Outcome {
     let namespaces = ["v1", "tenants", TENANT, "namespaces"];
     let held = api.list::<Namespace>(&namespaces, "")?;
     if held.iter().all(|item| item.namespace != NAMESPACE) {
         let body = NamespaceCreate { namespace: NAMESPACE.to_owned(), display_name: String::new() };
         api.post::<Namespace>(&namespaces, &body)?;
     }
-    stream(api, first_stream, 1)
+    first_streams.iter().try_for_each(|seed| stream(api, *seed))
 }
+
+/// The path of all streams.
+const STREAMS: [&str; 6] = ["v1", "tenants", TENANT, "namespaces", NAMESPACE, "streams"];
 
 /// Makes a stream unless one of that name is there.
 ///
 /// # Errors
 /// What the control plane said.
-pub fn stream(api: &Api, name: &str, shards: u32) -> Outcome {
-    let streams = ["v1", "tenants", TENANT, "namespaces", NAMESPACE, "streams"];
-    match api.get::<Stream>(&[&streams[..], &[name]].concat()) {
+pub fn stream(api: &Api, seed: Seed<'_>) -> Outcome {
+    match api.get::<Stream>(&[&STREAMS[..], &[seed.name]].concat()) {
         Ok(_) => return Ok(()),
         Err(failure) if failure.kind != Kind::NotFound => return Err(failure),
         Err(_) => {}
     }
     let body = StreamCreate {
-        stream: name.to_owned(),
+        stream: seed.name.to_owned(),
         kind: StreamKind::Stream,
-        shards,
+        shards: seed.shards,
         replication_factor: 1,
         retention: Retention::default(),
         consistency: Consistency::Leader,
         delivery: Delivery::AtLeastOnce,
-        durable: false,
+        durable: seed.durable,
         region: None,
         routing: None,
     };
-    api.post::<Stream>(&streams, &body).map(drop)
+    api.post::<Stream>(&STREAMS, &body).map(drop)
+}
+
+/// Deletes a stream with its records. True when it was there.
+///
+/// # Errors
+/// What the control plane said.
+pub fn delete(api: &Api, name: &str) -> Outcome<bool> {
+    match api.delete(&[&STREAMS[..], &[name]].concat()) {
+        Ok(()) => Ok(true),
+        Err(failure) if failure.kind == Kind::NotFound => Ok(false),
+        Err(failure) => Err(failure),
+    }
 }

@@ -182,6 +182,12 @@ impl Server {
         }
     }
 
+    /// Ends it with SIGKILL, and waits until it is dead.
+    pub async fn kill(&mut self) {
+        // Killing fails only for a process that is gone.
+        let _ = self.child.kill().await;
+    }
+
     /// Asks it to end and waits; when the budget is over it is killed. True when it ended in order.
     pub async fn stop(mut self, budget: Duration) -> bool {
         // An error means that it ended already.
@@ -191,8 +197,7 @@ impl Server {
         match tokio::time::timeout(budget, self.child.wait()).await {
             Ok(status) => status.is_ok_and(|status| status.success()),
             Err(_) => {
-                // Killing fails only for a process that is gone.
-                let _ = self.child.kill().await;
+                self.kill().await;
                 false
             }
         }

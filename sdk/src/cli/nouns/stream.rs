@@ -165,7 +165,7 @@ impl Verb {
             }
             Verb::Create(args) => {
                 let body = args.body();
-                remark_unserved(body.durable, body.replication_factor, body.consistency);
+                remark_unserved(body.replication_factor, body.consistency);
                 show_created(context.format, &api.post::<Stream>(&all, &body)?)
             }
             Verb::Set(args) => {
@@ -184,11 +184,9 @@ impl Verb {
 }
 
 /// What is recorded and not done yet (docs/status.md).
-fn remark_unserved(durable: bool, copies: u32, consistency: Consistency) {
-    if durable {
-        remark("brokers do not serve durable streams yet: publishes to it will be refused");
-    } else if copies > 1 || consistency == Consistency::Quorum {
-        remark("a stream in memory has one copy, whatever was asked for");
+fn remark_unserved(copies: u32, consistency: Consistency) {
+    if copies > 1 || consistency == Consistency::Quorum {
+        remark("a shard has one copy, on one broker, whatever was asked for");
     }
 }
 
