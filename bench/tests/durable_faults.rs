@@ -57,7 +57,7 @@ async fn read(client: &Client, stream: &str, count: usize) -> Result<Vec<Bytes>,
             assert_eq!(event.offset.unwrap().get(), records.len() as u64);
             records.push(event.payload);
         }
-        Ok(())
+        Ok::<(), SubscribeError>(())
     };
     tokio::time::timeout(DEADLINE, reading).await.expect("they come in time")?;
     Ok(records)

@@ -8,7 +8,7 @@ mod tests;
 
 use std::time::Duration;
 
-use felix_logstore::engine::{Event, LogId, ReadError, ReadId};
+use felix_logstore::engine::{Event, Latencies, LogId, ReadError, ReadId};
 use felix_logstore::id::ShardKey;
 use felix_logstore::retention::Retention;
 use felix_runtime::clock::Tick;
@@ -23,11 +23,24 @@ use crate::shard::{Shard, ShardCx};
 use crate::snapshot::{FromCore, LogOrder, ShardId};
 use crate::store::{LogAt, LogSource, PageReader, Store, StoreSettings, VolumeStart};
 
+type Quantile = fn(&Latencies) -> u64;
+
+/// Parts of what engines have measured since they began.
+const LOG_QUANTILES: [(Counter, Quantile); 7] = [
+    (Counter::LogSettleP50, |l| l.settle_us.quantile(0.5)),
+    (Counter::LogSettleP99, |l| l.settle_us.quantile(0.99)),
+    (Counter::LogSyncP50, |l| l.sync_us.quantile(0.5)),
+    (Counter::LogSyncP99, |l| l.sync_us.quantile(0.99)),
+    (Counter::LogWriteBatchesP50, |l| l.write_batches.quantile(0.5)),
+    (Counter::LogWriteBatchesP99, |l| l.write_batches.quantile(0.99)),
+    (Counter::LogWriteBytesP50, |l| l.write_bytes.quantile(0.5)),
+];
+
 /// How often the figures of logs are added up: that looks at every log.
 const FIGURES_EVERY: Duration = Duration::from_secs(1);
 
 /// What engines count, in the order in which it is added up.
-const LOG_FIGURES: [Counter; 19] = [
+const LOG_FIGURES: [Counter; 22] = [
     Counter::LogRounds,
     Counter::LogRoundBytes,
     Counter::LogRoundPieces,
@@ -38,12 +51,15 @@ const LOG_FIGURES: [Counter; 19] = [
     Counter::LogSpilledBytes,
     Counter::LogFlushes,
     Counter::LogRetired,
+    Counter::LogRetiredBytes,
     Counter::LogTroubles,
     Counter::LogMemoryBytes,
-    Counter::LogSlotUsedBytes,
+    Counter::LogCommitBytes,
+    Counter::LogCommitUsedBytes,
     Counter::LogSlotsReady,
     Counter::LogSlotsAside,
     Counter::LogPooled,
+    Counter::LogPoolBytes,
     Counter::LogSegments,
     Counter::LogDiskBytes,
     Counter::LogsOpen,
@@ -346,6 +362,7 @@ impl Core {
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let (mut free, mut writable) = (u64::MAX, true);
         let mut sums = [0u64; LOG_FIGURES.len()];
+        let mut worst = [0u64; LOG_QUANTILES.len()];
         for engine in store.engines() {
             let (counts, gauges) = (engine.counts(), engine.gauges());
             let (segments, disk_bytes) = engine.disk_use();
@@ -362,22 +379,31 @@ impl Core {
                 counts.spilled_bytes,
                 counts.flushes,
                 counts.retired,
+                counts.retired_bytes,
                 counts.troubles,
                 gauges.memory_bytes as u64,
-                gauges.slot_used_bytes,
+                gauges.commit_bytes,
+                gauges.commit_used_bytes,
                 gauges.slots_ready as u64,
                 gauges.slots_aside as u64,
                 gauges.pooled as u64,
+                gauges.pool_bytes,
                 segments,
                 disk_bytes,
                 gauges.logs as u64,
             ];
+            for (worst, (_, quantile)) in worst.iter_mut().zip(LOG_QUANTILES) {
+                *worst = (*worst).max(quantile(engine.latencies()));
+            }
             for (sum, figure) in sums.iter_mut().zip(figures) {
                 *sum += figure;
             }
         }
         for (counter, sum) in LOG_FIGURES.iter().zip(sums) {
             self.counters.set(*counter, sum);
+        }
+        for ((counter, _), worst) in LOG_QUANTILES.iter().zip(worst) {
+            self.counters.set(*counter, worst);
         }
         self.counters.set(Counter::LogFreeBytes, free);
         self.counters.set(Counter::LogWritable, u64::from(writable));
