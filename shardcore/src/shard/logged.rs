@@ -88,6 +88,11 @@ impl Logged {
         (self.gap.0 <= from && from < self.gap.1).then_some(self.gap.1)
     }
 
+    /// Where the records end, when the shard's next offset is `end`: offsets without records at the end are not waited for.
+    pub fn records_end(&self, end: Offset) -> Offset {
+        if end == self.gap.1 { self.gap.0 } else { end }
+    }
+
     /// Claims offsets for a batch and appends it to the log.
     pub fn publish(
         &mut self,

@@ -172,6 +172,8 @@ pub enum ShardOutput {
         token: SubToken,
         start: Offset,
         end: Offset,
+        /// What is there below this offset is history.
+        live: Offset,
         logged: bool,
     },
     /// The start lies outside what is held: below (`available` is the oldest) or above (`available` is the end).

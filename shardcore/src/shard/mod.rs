@@ -444,7 +444,9 @@ impl Shard {
         if hold && begin < end && !logged {
             self.links[at].holds.push((token, begin));
         }
-        self.send(from, ShardOutput::Subscribed { token, start: begin, end, logged }, out);
+        let records_end = self.logged.as_ref().map_or(end, |logged| logged.records_end(end));
+        let live = records_end.max(begin);
+        self.send(from, ShardOutput::Subscribed { token, start: begin, end, live, logged }, out);
     }
 
     fn wake_starved(&mut self, free_bytes: usize, out: &mut Outputs) {

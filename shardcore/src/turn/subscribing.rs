@@ -126,8 +126,8 @@ impl Core {
         what: ShardOutput,
     ) {
         match what {
-            ShardOutput::Subscribed { token, start, end, logged } => {
-                self.confirm(now, token, (start, end), logged);
+            ShardOutput::Subscribed { token, start, end, live, logged } => {
+                self.confirm(now, token, (start, end, live), logged);
             }
             ShardOutput::PageLost { token, why } => self.page_lost(now, token, why),
             ShardOutput::SubscribeRefused { token, too_old, requested, available } => {
@@ -233,7 +233,13 @@ impl Core {
         Some(sub)
     }
 
-    fn confirm(&mut self, now: Tick, token: SubToken, (start, end): (Offset, Offset), logged: bool) {
+    fn confirm(
+        &mut self,
+        now: Tick,
+        token: SubToken,
+        (start, end, live): (Offset, Offset, Offset),
+        logged: bool,
+    ) {
         let boot = self.boot;
         let policy = self.limits.slow_subscriber;
         let Some(sub) = self.sub_mut(token) else { return };
@@ -249,7 +255,7 @@ impl Core {
         let answer = Subscribed {
             subscription_id: id,
             start_offset: offsets.then_some(start),
-            live_offset: offsets.then_some(end),
+            live_offset: offsets.then_some(live),
             queue_capacity,
             // Offsets of a log are good for ever.
             boot: (offsets && !logged).then_some(boot ^ (shard.stream.0 << 32) ^ generation.0),
