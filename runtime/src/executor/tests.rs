@@ -107,3 +107,28 @@ fn a_wait_beside_disk_operations_hears_every_ring() {
     let slowest = join.join().expect("the core ends");
     assert!(slowest < Duration::from_secs(2), "a ring was heard after {slowest:?}");
 }
+
+#[test]
+fn a_loop_that_only_waits_lets_other_tasks_go_on_beside_a_datagram_nobody_reads() {
+    let (spec, socket) = core(Duration::ZERO);
+    let join = spawn_core(spec, socket, |mut io| async move {
+        io.set_disk_in_flight(true);
+        let client = std::net::UdpSocket::bind("127.0.0.1:0").expect("a client port");
+        client.send_to(b"x", io.udp.local_addr()).expect("sent");
+        let done = Rc::new(Cell::new(false));
+        let end = done.clone();
+        glommio::spawn_local(async move {
+            for _ in 0..10 {
+                glommio::timer::Timer::new(Duration::from_micros(50)).await;
+            }
+            end.set(true);
+        })
+        .detach();
+        let started = Instant::now();
+        while !done.get() && started.elapsed() < Duration::from_secs(10) {
+            io.wait(Some(io.now() + Duration::from_millis(100))).await;
+        }
+        done.get()
+    });
+    assert!(join.expect("the core starts").join().expect("the core ends"), "a task was never served");
+}

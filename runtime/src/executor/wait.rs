@@ -1,7 +1,8 @@
 //! The one wait of a core: datagram, room to send, deadline or bell, whichever comes first.
 //! Scope: one per core. Owns: a second descriptor of the core's socket that the ring watches, and the watch in progress.
 //! Invariants: looking for work before sleeping never lasts longer than the configured time; with disk operations in
-//! flight the core waits inside the executor, otherwise in the kernel; the watch is kept over waits that end otherwise.
+//! flight the core waits inside the executor, otherwise in the kernel; a loop that only waits keeps no disk operation from
+//! ending; the watch is kept over waits that end otherwise.
 //! Not here: reading the socket.
 //!
 //! Why two ways to wait. The executor of glommio 0.9.0 can park although a task is ready: when an event (its own
@@ -77,9 +78,11 @@ impl CoreIo {
     /// waker. Returns at once when one of them is already there. Without `until` it may wait for ever.
     ///
     /// Looks for work up to the configured spin time before it sleeps, unless disk operations are in flight: their
-    /// completions are not seen while it looks.
+    /// completions are not seen while it looks. They are served when that is due also where there is always something to
+    /// read, and nobody reads it.
     pub async fn wait(&mut self, until: Option<Tick>) -> Wake {
         if let Some(wake) = self.look_around(until) {
+            self.yield_if_needed().await;
             return wake;
         }
         if self.wait.disk_in_flight { self.wait_in_executor(until).await } else { self.wait_in_kernel(until) }

@@ -140,7 +140,7 @@ fn welcome(file: &DevFile, flag: Option<&std::path::Path>) -> String {
          data           {data}\n\nIn another terminal, with the stream `{STREAM}` in memory:\n\n  {felix} sub {STREAM}\n  \
          echo hello | {felix} pub {STREAM}\n\nWith the stream `{DURABLE_STREAM}` on disk, which keeps its records when the \
          broker ends, however it ends:\n\n  seq 1000 | {felix} pub {DURABLE_STREAM} --key-column 1\n  kill -9 {pid}\n  \
-         {felix} sub {DURABLE_STREAM} --from earliest --count 1000\n\nCtrl-C ends it.",
+         {felix} sub {DURABLE_STREAM} --from earliest --until-end\n\nCtrl-C ends it.",
         broker = file.broker_addr,
         ctrl = file.controlplane_url,
         metrics = file.metrics_url,

@@ -10,6 +10,7 @@ use felix_wire::control::{
 use super::{NAMESPACE, TENANT};
 use crate::cli::api::Api;
 use crate::cli::failure::{Kind, Outcome};
+use crate::cli::output::remark;
 
 /// A stream that is wanted.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +62,13 @@ const STREAMS: [&str; 6] = ["v1", "tenants", TENANT, "namespaces", NAMESPACE, "s
 /// What the control plane said.
 pub fn stream(api: &Api, seed: Seed<'_>) -> Outcome {
     match api.get::<Stream>(&[&STREAMS[..], &[seed.name]].concat()) {
-        Ok(_) => return Ok(()),
+        Ok(held) => {
+            if held.durable != seed.durable {
+                let place = if held.durable { "on disk" } else { "in memory" };
+                remark(&format!("the stream `{}` was there already, {place}, and stays so", seed.name));
+            }
+            return Ok(());
+        }
         Err(failure) if failure.kind != Kind::NotFound => return Err(failure),
         Err(_) => {}
     }
