@@ -29,13 +29,14 @@ const OWN_SETTINGS: [&str; 11] = [
 ];
 /// Broker settings in which development differs from the broker's own defaults: a stream is usable at once after it
 /// was made, nothing is dropped for a slow reader, Ctrl-C ends soon, acknowledged means durable, and files are small.
-const DEV_SETTINGS: [(&str, &str); 7] = [
+const DEV_SETTINGS: [(&str, &str); 8] = [
     ("controlplane_sync_interval_ms", "200"),
     ("sub_queue_policy", "block"),
     (DRAIN_SETTING, "5000"),
     ("fsync", "on_commit"),
     ("segment_bytes", "32MiB"),
     ("commit_slot_bytes", "4MiB"),
+    ("log_memory", "32MiB"),
     ("disk_low", "256MiB"),
 ];
 const DRAIN_SETTING: &str = "shutdown_drain_timeout_ms";
