@@ -389,3 +389,41 @@ fn the_figures_of_an_engine_count_what_it_did() {
     let counts = world.engine.counts();
     assert!(counts.retired > 0 && counts.retired_bytes >= counts.retired * (64 << 10), "{counts:?}");
 }
+
+/// A page of several reads goes through the handle that the segment is written through; the segment is sealed meanwhile.
+#[test]
+fn a_segment_that_is_sealed_under_a_read_is_read_to_its_end() {
+    use felix_runtime::sim::{Fault, OpKind};
+    let mut world = World::empty(70);
+    let log = world.create(key(1, 1), Fsync::OnCommit);
+    let config =
+        felix_logstore::log::LogConfig { segment_bytes_max: 2 << 20, ..log_config(Fsync::OnCommit) };
+    world.engine.configure(log, config);
+    let mut rng = SimRng::new(70);
+    // The segment that serves has more bytes than one read brings.
+    let serving = loop {
+        world.publish(log, &[payload(&mut rng, 50_000)]);
+        world.settle(log);
+        let machine = world.engine.log(log).expect("there");
+        let open = machine.open().next().expect("one");
+        if open.size_bytes == 2 << 20 && machine.settled_end().0 > open.base.0 + 15 {
+            break open.base;
+        }
+    };
+    world.disk.sim().choose_faults(|asked| {
+        let slow = std::time::Duration::from_millis(50);
+        (asked.kind == OpKind::Read).then_some(Fault::Stall(slow))
+    });
+    let read = felix_logstore::engine::ReadId(1 << 40);
+    world.engine.read(read, log, serving, Offset(u64::MAX), 1 << 20);
+    for _ in 0..50 {
+        world.publish(log, &[payload(&mut rng, 50_000)]);
+        world.settle(log);
+    }
+    assert!(world.engine.log(log).expect("there").sealed().any(|sealed| sealed.base == serving), "it is sealed");
+    world.run_until(|world| {
+        world.events.iter().any(|event| matches!(event, Event::Page { .. } | Event::ReadFailed { .. }))
+    });
+    let failed = world.events.iter().find(|event| matches!(event, Event::ReadFailed { .. }));
+    assert!(failed.is_none(), "{failed:?}");
+}
