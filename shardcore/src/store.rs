@@ -130,6 +130,7 @@ impl Store {
                 space_low_bytes: settings.space_low_bytes,
                 space_high_bytes: settings.space_high_bytes,
                 reads_max: READS_MAX,
+                pool_fill_bytes: settings.segment_bytes_max.min(64 << 20),
                 ..EngineConfig::new(VolumeId(number), core, volume.run, volume.boot, volume.entropy)
             };
             engines.push(Engine::new(config, pool.clone(), now)?);
