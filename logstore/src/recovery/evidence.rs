@@ -15,7 +15,7 @@ use crate::id::{Lineage, Run, ShardKey};
 
 /// What is known of one log from slots.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Known {
+pub(crate) struct Known {
     /// Of the highest lineage, with the furthest end.
     pub mark: Option<Mark>,
     /// The largest start of any mark.
@@ -37,7 +37,7 @@ pub(super) struct Known {
 
 /// What is known of all.
 #[derive(Debug, Default)]
-pub(super) struct Evidence {
+pub(crate) struct Evidence {
     pub logs: BTreeMap<ShardKey, Known>,
     /// The highest run of any slot.
     pub run: Run0,
@@ -46,7 +46,7 @@ pub(super) struct Evidence {
 }
 
 /// A run that may be none: 0.
-pub(super) type Run0 = u64;
+pub(crate) type Run0 = u64;
 
 impl Evidence {
     pub fn gather(slots: &[SlotRead]) -> Evidence {
@@ -67,6 +67,13 @@ impl Evidence {
             evidence.add_group(&group, run == newest, damaged && core != RECOVERY_CORE);
         }
         evidence
+    }
+
+    /// Logs that should have a directory, when those of `keys` have one.
+    pub fn without_directory(&self, keys: &[ShardKey]) -> impl Iterator<Item = ShardKey> {
+        let due =
+            self.logs.iter().filter(|(key, known)| known.listed && !known.deleted && !keys.contains(key));
+        due.map(|(key, _)| *key)
     }
 
     fn add_group(&mut self, group: &[(usize, &SlotRead)], newest: bool, damaged: bool) {
