@@ -21,6 +21,7 @@ use tokio::sync::oneshot;
 use self::cluster::Cluster;
 pub use self::plan::DevArgs;
 use self::plan::Plan;
+pub use self::server::find_program;
 use super::dev_file::{DEFAULT_CONTEXT, DevFile, context_path};
 use super::failure::{Failure, Outcome};
 use super::interrupt::Signals;
