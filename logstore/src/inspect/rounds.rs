@@ -127,7 +127,7 @@ fn judge_group(slots: &[Slot], (core, group): (u16, &[usize]), live: &mut [u64],
             }
             let may_be_torn = at.number() == last || !policies.is_synced(&at.read.round);
             tell_torn(slots, at, may_be_torn, sink);
-            due = at.number() + 1;
+            due = at.number().saturating_add(1);
         }
         before = Some(*at);
     }

@@ -277,7 +277,7 @@ impl<'a> Segment<'a> {
 
     /// The first whole batch from `byte` on whose base is `due` or later.
     fn find_whole(&mut self, byte: u64, limit: u64, due: Offset) -> io::Result<Option<Whole>> {
-        let mut at = byte.next_multiple_of(BATCH_ALIGN as u64);
+        let Some(mut at) = byte.checked_next_multiple_of(BATCH_ALIGN as u64) else { return Ok(None) };
         while limit.saturating_sub(at) >= BATCH_HEAD_BYTES as u64 {
             if self.bytes_from(at, limit).len() < BATCH_HEAD_BYTES {
                 self.fill(at, WINDOW_BYTES)?;

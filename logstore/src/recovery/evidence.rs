@@ -91,8 +91,10 @@ impl Evidence {
         }
         let first = live.first().map_or(0, |(_, round)| round.round.number.0);
         let due = live_from.map_or(first, |from| from.0.min(first));
-        let complete =
-            live.iter().enumerate().all(|(index, (_, round))| round.round.number.0 == due + index as u64);
+        let complete = live
+            .iter()
+            .enumerate()
+            .all(|(index, (_, round))| round.round.number.0 == due.saturating_add(index as u64));
         // A last round may be torn by a crash; one that another followed may not.
         let torn = live.iter().rev().skip(1).any(|(_, round)| round.torn);
         if !complete || torn || damaged {
