@@ -11,6 +11,7 @@ pub mod driver;
 pub mod engine;
 mod field;
 pub mod id;
+pub mod inspect;
 pub mod limits;
 pub mod log;
 pub mod names;

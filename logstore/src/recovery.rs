@@ -5,11 +5,12 @@
 //! the next recovery needs; a second recovery finds the same.
 //! Not here: writing to logs (`engine`). It never appends to a file of an earlier process and never uses one again.
 
-mod evidence;
+pub(crate) mod evidence;
 mod finish;
+pub(crate) mod picture;
 mod replay;
 mod shard;
-mod slots;
+pub(crate) mod slots;
 
 use std::time::Duration;
 

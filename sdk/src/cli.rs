@@ -10,6 +10,7 @@ mod dev;
 mod dev_file;
 mod duration;
 mod failure;
+mod inspect;
 mod interrupt;
 mod nouns;
 mod output;
@@ -51,6 +52,8 @@ enum Command {
     Pub(publish::PubArgs),
     /// Print records as they come
     Sub(subscribe::SubArgs),
+    /// Look at the files of a stopped broker (0 sound, 1 damage found, 2 no report)
+    Inspect(inspect::InspectArgs),
     /// Tenants of the cluster
     #[command(subcommand)]
     Tenant(tenant::Verb),
@@ -96,6 +99,7 @@ impl Command {
         match self {
             Command::Dev(args) => args.run(&variable),
             Command::Tied(args) => args.run(),
+            Command::Inspect(args) => args.run(),
             Command::Pub(args) => {
                 let settings = settings()?;
                 on_runtime(async move { args.run(&settings).await })
@@ -122,7 +126,7 @@ impl Command {
             Command::Shard(verb) => verb.output().output,
             Command::Node(verb) => verb.output().output,
             Command::Token(verb) => verb.output().output,
-            Command::Dev(_) | Command::Sub(_) | Command::Tied(_) => Format::Table,
+            Command::Dev(_) | Command::Sub(_) | Command::Tied(_) | Command::Inspect(_) => Format::Table,
         }
     }
 

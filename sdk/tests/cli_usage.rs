@@ -109,3 +109,31 @@ fn a_server_program_that_is_missing_is_named() {
     cli::Done::from(done).fails(1, "felix-ctrl");
     assert!(!place.ready_file().exists());
 }
+
+#[test]
+fn inspect_is_the_brokers_with_its_arguments_streams_and_status() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let inspect = |arguments: &[&str]| {
+        let arguments = [&["inspect"], arguments].concat();
+        let output = felix(folder.path(), &arguments).env("FELIX_BIN_DIR", folder.path()).output().unwrap();
+        cli::Done::from(output)
+    };
+    inspect(&["log", "/nowhere"]).fails(2, "there is no felix-broker in");
+    let program = folder.path().join("felix-broker");
+    std::fs::write(&program, "#!/bin/sh\nfor a in \"$@\"; do echo \"$a\"; done\necho said >&2\nexit 1\n")
+        .unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for arguments in [
+        &["log", "/a folder", "--json", "--shard", "0f", "--tenant"][..],
+        &["log", "--help"],
+        &["--help"],
+        &["-h"],
+    ] {
+        let done = inspect(arguments);
+        assert_eq!((done.status, done.stderr.as_str()), (1, "said\n"), "{done:?}");
+        let passed: Vec<&str> = done.stdout.lines().collect();
+        assert_eq!(passed, [&["inspect"], arguments].concat());
+    }
+}

@@ -163,6 +163,18 @@ fn meta_len(prior: usize, marks: usize, pieces: usize) -> usize {
 /// # Errors
 /// `NotARound` for other bytes and for rounds of an earlier use of the slot; `Short` when more bytes could make it one.
 pub fn decode(bytes: &[u8], epoch: Epoch) -> Result<FoundRound, RoundFault> {
+    let found = decode_lists(bytes, epoch)?;
+    if bytes.len() < found.total_len {
+        return Err(RoundFault::Short { need: found.total_len });
+    }
+    Ok(found)
+}
+
+/// The same for a reader that brings the pieces later: `bytes` need not reach further than the lists.
+///
+/// # Errors
+/// As [`decode`]; `Short` names what the lists need.
+pub fn decode_lists(bytes: &[u8], epoch: Epoch) -> Result<FoundRound, RoundFault> {
     let mut fields =
         Fields::new(bytes.get(..ROUND_HEAD_BYTES).ok_or(RoundFault::Short { need: ROUND_HEAD_BYTES })?);
     let head = raw_head(&mut fields).ok_or(RoundFault::NotARound)?;
@@ -172,7 +184,7 @@ pub fn decode(bytes: &[u8], epoch: Epoch) -> Result<FoundRound, RoundFault> {
     if meta_len(head.prior, head.marks, head.pieces) != head.meta || head.meta > head.total {
         return Err(RoundFault::Malformed);
     }
-    let meta = bytes.get(..head.meta).ok_or(RoundFault::Short { need: head.total })?;
+    let meta = bytes.get(..head.meta).ok_or(RoundFault::Short { need: head.meta })?;
     let mut own = meta.to_vec();
     patch_u32(&mut own, CHECKSUM_AT, 0);
     if extend(epoch.seed(), &own) != head.checksum {
@@ -181,9 +193,6 @@ pub fn decode(bytes: &[u8], epoch: Epoch) -> Result<FoundRound, RoundFault> {
     let round = lists(meta, &head).ok_or(RoundFault::Malformed)?;
     if round.total_len() != head.total {
         return Err(RoundFault::Malformed);
-    }
-    if bytes.len() < head.total {
-        return Err(RoundFault::Short { need: head.total });
     }
     Ok(FoundRound { round, meta_len: head.meta, total_len: head.total })
 }

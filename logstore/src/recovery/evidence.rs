@@ -15,7 +15,7 @@ use crate::id::{Lineage, Run, ShardKey};
 
 /// What is known of one log from slots.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Known {
+pub(crate) struct Known {
     /// Of the highest lineage, with the furthest end.
     pub mark: Option<Mark>,
     /// The largest start of any mark.
@@ -37,7 +37,7 @@ pub(super) struct Known {
 
 /// What is known of all.
 #[derive(Debug, Default)]
-pub(super) struct Evidence {
+pub(crate) struct Evidence {
     pub logs: BTreeMap<ShardKey, Known>,
     /// The highest run of any slot.
     pub run: Run0,
@@ -46,7 +46,7 @@ pub(super) struct Evidence {
 }
 
 /// A run that may be none: 0.
-pub(super) type Run0 = u64;
+pub(crate) type Run0 = u64;
 
 impl Evidence {
     pub fn gather(slots: &[SlotRead]) -> Evidence {
@@ -69,6 +69,13 @@ impl Evidence {
         evidence
     }
 
+    /// Logs that should have a directory, when those of `keys` have one.
+    pub fn without_directory(&self, keys: &[ShardKey]) -> impl Iterator<Item = ShardKey> {
+        let due =
+            self.logs.iter().filter(|(key, known)| known.listed && !known.deleted && !keys.contains(key));
+        due.map(|(key, _)| *key)
+    }
+
     fn add_group(&mut self, group: &[(usize, &SlotRead)], newest: bool, damaged: bool) {
         let mut rounds: Vec<(usize, &RoundRead)> =
             group.iter().flat_map(|(index, slot)| slot.rounds.iter().map(|round| (*index, round))).collect();
@@ -84,8 +91,10 @@ impl Evidence {
         }
         let first = live.first().map_or(0, |(_, round)| round.round.number.0);
         let due = live_from.map_or(first, |from| from.0.min(first));
-        let complete =
-            live.iter().enumerate().all(|(index, (_, round))| round.round.number.0 == due + index as u64);
+        let complete = live
+            .iter()
+            .enumerate()
+            .all(|(index, (_, round))| round.round.number.0 == due.saturating_add(index as u64));
         // A last round may be torn by a crash; one that another followed may not.
         let torn = live.iter().rev().skip(1).any(|(_, round)| round.torn);
         if !complete || torn || damaged {

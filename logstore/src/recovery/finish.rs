@@ -28,14 +28,15 @@ const MARKS_PER_ROUND: usize = 4_096;
 
 pub(super) async fn recover(desk: &Desk, config: RecoveryConfig) -> Result<Recovered, RecoveryError> {
     let lock = take_lock(desk, &config).await?;
-    let slots = read_slots(desk, &config).await?;
+    let (files, slots): (Vec<FileId>, Vec<SlotRead>) = read_slots(desk, &config).await?.into_iter().unzip();
+    let files = Rc::new(files);
     let mut evidence = Evidence::gather(&slots);
     let setting = Setting {
         desk: desk.clone(),
         volume: config.volume,
         wait: config.lock_wait,
         rebooted: evidence.boot.is_some_and(|boot| boot != config.boot),
-        slots: Rc::new(slots.iter().map(|slot| slot.file).collect()),
+        slots: files.clone(),
     };
     let (keys, mut refused) = find_logs(desk, &config, &evidence).await?;
     for key in &keys {
@@ -59,7 +60,8 @@ pub(super) async fn recover(desk: &Desk, config: RecoveryConfig) -> Result<Recov
     let named = slots.iter().filter_map(|slot| names::run_of_slot(slot.path.name())).map(|run| run.0).max();
     let run = Run(evidence.run.max(named.unwrap_or(0)) + 1);
     write_slot(desk, &config, run, marks(&found, &refused, &evidence, &keys)).await?;
-    clean_up(desk, &config, slots, &refused, &evidence, &keys).await?;
+    let paths = files.iter().copied().zip(slots.into_iter().map(|slot| slot.path)).collect();
+    clean_up(desk, &config, paths, &refused, &evidence, &keys).await?;
     remove_leftovers(desk, &found).await;
     let torn =
         found.iter().filter(|found| found.torn).map(|found| (found.state.key, found.state.end)).collect();
@@ -90,7 +92,7 @@ async fn take_lock(desk: &Desk, config: &RecoveryConfig) -> Result<FileId, Recov
     Ok(lock)
 }
 
-async fn read_slots(desk: &Desk, config: &RecoveryConfig) -> Result<Vec<SlotRead>, RecoveryError> {
+async fn read_slots(desk: &Desk, config: &RecoveryConfig) -> Result<Vec<(FileId, SlotRead)>, RecoveryError> {
     let dir = names::top(config.volume, names::SLOTS);
     let mut slots = Vec::new();
     for entry in desk.list(dir.clone()).await.map_err(at(&dir))? {
@@ -112,15 +114,14 @@ async fn find_logs(
     let entries = desk.list(dir.clone()).await.map_err(at(&dir))?;
     let directories = entries.iter().filter(|entry| entry.kind == EntryKind::Directory);
     let keys: Vec<ShardKey> = directories.filter_map(|entry| names::shard_of(&entry.name)).collect();
-    let missing =
-        evidence.logs.iter().filter(|(key, known)| known.listed && !known.deleted && !keys.contains(key));
-    let refused = missing.map(|(key, _)| Refused {
-        key: *key,
-        path: names::shard(config.volume, *key),
+    let refused = evidence.without_directory(&keys).map(|key| Refused {
+        key,
+        path: names::shard(config.volume, key),
         byte: 0,
         why: Refusal::DirectoryMissing,
     });
-    Ok((keys.clone(), refused.collect()))
+    let refused = refused.collect();
+    Ok((keys, refused))
 }
 
 /// What the slot says that recovery leaves: where each log stands, and which are deleted but may still be named.
@@ -209,7 +210,7 @@ async fn write_slot(
 async fn clean_up(
     desk: &Desk,
     config: &RecoveryConfig,
-    slots: Vec<SlotRead>,
+    slots: Vec<(FileId, DiskPath)>,
     refused: &[Refused],
     evidence: &Evidence,
     keys: &[ShardKey],
@@ -225,10 +226,10 @@ async fn clean_up(
         desk.sync_dir(dir.parent()).await.map_err(at(&dir))?;
     }
     let dir = names::top(config.volume, names::SLOTS);
-    for slot in slots {
-        desk.close(slot.file).await;
+    for (file, path) in slots {
+        desk.close(file).await;
         if refused.is_empty() {
-            desk.unlink(slot.path.clone()).await.map_err(at(&slot.path))?;
+            desk.unlink(path.clone()).await.map_err(at(&path))?;
         }
     }
     desk.sync_dir(dir.clone()).await.map_err(at(&dir))?;

@@ -4,7 +4,6 @@
 //! Not here: what slots say (`evidence`).
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,16 +12,15 @@ use felix_wire::id::Offset;
 use futures::StreamExt;
 
 use super::evidence::Known;
+use super::picture::{Link, Picture, Scanned};
 use super::replay::{Move, write_pieces};
 use super::{Refusal, Refused};
-use crate::commit::Mark;
 use crate::id::{Fsync, Lineage, SegmentSeq, ShardKey};
 use crate::limits::{BLOCK, EVIDENCE_SEARCH_BYTES};
 use crate::log::{LogState, SealedState};
 use crate::names;
-use crate::record::BatchFault;
 use crate::script::Desk;
-use crate::segment::format::{SegmentEnd, SegmentFault, SegmentHead};
+use crate::segment::format::SegmentEnd;
 use crate::segment::walk::{Evidence, SEARCH_OVERLAP, Step, Walk, search};
 
 /// Heads of one log's segments read at once.
@@ -52,28 +50,18 @@ pub(super) struct Found {
 
 struct Shard<'a> {
     setting: &'a Setting,
-    key: ShardKey,
-    known: &'a Known,
-    /// Heads that belong to this log, by number.
-    heads: BTreeMap<SegmentSeq, SegmentHead>,
-    /// Files whose head is damaged.
-    damaged: Vec<(SegmentSeq, SegmentFault)>,
-    all: Vec<SegmentSeq>,
-}
-
-/// One segment of the log with its end, which only the last may not know.
-#[derive(Debug, Clone, Copy)]
-struct Link {
-    head: SegmentHead,
-    end: Option<SegmentEnd>,
+    picture: Picture<'a>,
 }
 
 /// Recovers one log.
 pub(super) async fn recover(setting: &Setting, key: ShardKey, known: &Known) -> Result<Found, Refused> {
-    let mut shard =
-        Shard { setting, key, known, heads: BTreeMap::new(), damaged: Vec::new(), all: Vec::new() };
+    let mut shard = Shard { setting, picture: Picture::new(setting.volume, key, known) };
     shard.read_heads().await?;
-    let chain = shard.chain()?;
+    let mut lost = Vec::new();
+    let chain = shard.picture.chain(&mut lost);
+    if let Some(lost) = lost.into_iter().next() {
+        return Err(lost);
+    }
     shard.replay(&chain).await?;
     if known.suspect {
         shard.scan_sealed(&chain).await?;
@@ -83,32 +71,25 @@ pub(super) async fn recover(setting: &Setting, key: ShardKey, known: &Known) -> 
 }
 
 impl Shard<'_> {
-    fn path(&self, seq: SegmentSeq) -> DiskPath {
-        names::segment(self.setting.volume, self.key, seq)
-    }
-
-    fn refuse(&self, seq: SegmentSeq, byte: u64, why: Refusal) -> Refused {
-        Refused { key: self.key, path: self.path(seq), byte, why }
-    }
-
     fn disk(&self, seq: SegmentSeq) -> impl Fn(DiskError) -> Refused + use<> {
-        let (key, path) = (self.key, self.path(seq));
+        let (key, path) = (self.picture.key, self.picture.path(seq));
         move |error| Refused { key, path: path.clone(), byte: 0, why: Refusal::Disk(error) }
     }
 
     async fn read_heads(&mut self) -> Result<(), Refused> {
         let desk = &self.setting.desk;
-        let dir = names::shard(self.setting.volume, self.key);
+        let dir = names::shard(self.setting.volume, self.picture.key);
         let entries = desk.list(dir.clone()).await.map_err(|error| Refused {
-            key: self.key,
+            key: self.picture.key,
             path: dir,
             byte: 0,
             why: Refusal::Disk(error),
         })?;
-        self.all = entries.iter().filter_map(|entry| names::segment_of(&entry.name)).collect();
-        let mut blocks = futures::stream::iter(self.all.clone())
+        let seqs: Vec<SegmentSeq> =
+            entries.iter().filter_map(|entry| names::segment_of(&entry.name)).collect();
+        let mut blocks = futures::stream::iter(seqs)
             .map(|seq| {
-                let (path, disk) = (self.path(seq), self.disk(seq));
+                let (path, disk) = (self.picture.path(seq), self.disk(seq));
                 async move {
                     let (file, _) = desk.open(path, OpenFlags::plain(OpenMode::Read)).await.map_err(&disk)?;
                     let block = desk.read_all(file, 0, BLOCK as usize).await;
@@ -116,106 +97,29 @@ impl Shard<'_> {
                     Ok((seq, block.map_err(&disk)?))
                 }
             })
-            .buffer_unordered(HEADS_AT_ONCE);
-        let (mut heads, mut damaged) = (BTreeMap::new(), Vec::new());
+            .buffered(HEADS_AT_ONCE);
+        let mut heads = Vec::new();
         while let Some(read) = blocks.next().await {
-            let (seq, block) = read?;
-            match SegmentHead::decode(&block) {
-                Ok(head) if head.key == self.key && head.seq == seq => _ = heads.insert(seq, head),
-                // A file made ready for its next use, or one that is no segment yet.
-                Ok(_) | Err(SegmentFault::NotASegment) => {}
-                Err(fault) => damaged.push((seq, fault)),
-            }
+            heads.push(read?);
         }
         drop(blocks);
-        damaged.sort_by_key(|(seq, _)| *seq);
-        (self.heads, self.damaged) = (heads, damaged);
+        for (seq, block) in heads {
+            self.picture.add(seq, &block);
+        }
         Ok(())
-    }
-
-    /// The mark that holds for this log now, if no newer lineage has a segment.
-    fn mark_in_force(&self) -> Option<&Mark> {
-        let newest = self.heads.values().map(|head| head.lineage).max();
-        self.known.mark.as_ref().filter(|mark| newest.is_none_or(|newest| mark.lineage >= newest))
-    }
-
-    fn newest(&self) -> Option<&SegmentHead> {
-        self.heads.last_key_value().map(|(_, head)| head)
-    }
-
-    /// The segments of the log, oldest first.
-    fn chain(&self) -> Result<Vec<Link>, Refused> {
-        let ended = self
-            .mark_in_force()
-            .filter(|mark| self.newest().is_none_or(|newest| mark.lineage > newest.lineage));
-        let (mut seq, mut end) = match (ended, self.newest()) {
-            // The lineage was raised and nothing was written since: the log ends where the mark says.
-            (Some(mark), _) => (mark.place.segment, Some(end_of(mark))),
-            (None, Some(newest)) => (newest.seq, None),
-            (None, None) => (SegmentSeq(0), None),
-        };
-        self.check_lost(seq, ended.is_some())?;
-        let mut chain = Vec::new();
-        while seq.0 != 0 {
-            let Some(head) = self.heads.get(&seq) else {
-                return Err(self.lost(seq));
-            };
-            chain.push(Link { head: *head, end });
-            match head.before {
-                Some(before) if before.offset > self.known.start => {
-                    (seq, end) = (before.segment, Some(before))
-                }
-                _ => break,
-            }
-        }
-        chain.reverse();
-        Ok(chain)
-    }
-
-    /// A segment that must be there and is not: missing, or its head is.
-    fn lost(&self, seq: SegmentSeq) -> Refused {
-        match self.damaged.iter().find(|(damaged, _)| *damaged == seq) {
-            Some((_, SegmentFault::Version(version))) => self.refuse(seq, 0, Refusal::Version(*version)),
-            Some(_) => self.refuse(seq, 0, Refusal::HeadDamaged),
-            None if self.all.contains(&seq) => self.refuse(seq, 0, Refusal::HeadDamaged),
-            None => self.refuse(seq, 0, Refusal::SegmentMissing),
-        }
-    }
-
-    /// Whether slots or damaged heads speak of segments behind `last`, the newest that can be read.
-    fn check_lost(&self, last: SegmentSeq, ended: bool) -> Result<(), Refused> {
-        let newest = self.newest().map_or(Lineage(0), |newest| newest.lineage);
-        let raised = self.mark_in_force().filter(|_| ended).map_or(newest, |mark| mark.lineage);
-        let marked = self.mark_in_force().map(|mark| mark.place.segment);
-        let pieces = self.known.pieces.iter().map(|(piece, _, _)| piece);
-        let pieced = pieces.filter(|piece| piece.lineage >= raised).map(|piece| piece.place.segment);
-        let damaged = self.damaged.iter().map(|(seq, _)| *seq);
-        match pieced.chain(marked).chain(damaged).filter(|seq| *seq > last).min() {
-            Some(lost) => Err(self.lost(lost)),
-            None => Ok(()),
-        }
     }
 
     /// Brings pieces to their segments and makes those durable that recovery relies on.
     async fn replay(&self, chain: &[Link]) -> Result<(), Refused> {
         let desk = &self.setting.desk;
         for (index, link) in chain.iter().enumerate() {
-            let limit = link.end.map_or(u64::MAX, |end| end.byte);
             let mut moves: Vec<Move> = Vec::new();
-            for (piece, slot, slot_byte) in &self.known.pieces {
-                let here = piece.place.segment == link.head.seq && piece.epoch == link.head.epoch;
-                // A cut may go through a piece: what is behind it is never parsed.
-                let within = piece.place.byte < limit;
-                if here
-                    && within
-                    && let Some(file) = self.setting.slots.get(*slot)
-                {
-                    let (slot_byte, byte, len) = (*slot_byte, piece.place.byte, u64::from(piece.len));
+            for (piece, slot, slot_byte) in self.picture.pieces_of(link) {
+                if let Some(file) = self.setting.slots.get(slot) {
+                    let (byte, len) = (piece.place.byte, u64::from(piece.len));
                     moves.push(Move { slot: *file, slot_byte, byte, len });
                 }
             }
-            moves.sort_by_key(|piece| piece.byte);
-            moves.dedup_by_key(|piece| piece.byte);
             let last = index + 1 == chain.len();
             if moves.is_empty() && !last {
                 continue;
@@ -223,7 +127,7 @@ impl Shard<'_> {
             let seq = link.head.seq;
             let disk = self.disk(seq);
             let (file, _) =
-                desk.open(self.path(seq), OpenFlags::plain(OpenMode::Write)).await.map_err(&disk)?;
+                desk.open(self.picture.path(seq), OpenFlags::plain(OpenMode::Write)).await.map_err(&disk)?;
             let done = async {
                 desk.lock(file, LockKind::Exclusive, self.setting.wait).await?;
                 write_pieces(desk, file, &moves).await?;
@@ -238,14 +142,14 @@ impl Shard<'_> {
 
     /// A round that may have held bytes of this log is lost: what it held must be in segments.
     async fn scan_sealed(&self, chain: &[Link]) -> Result<(), Refused> {
-        let first = self.known.first_segment.unwrap_or(0);
+        let first = self.picture.known.first_segment.unwrap_or(0);
         for link in chain.iter().filter(|link| link.head.seq.0 >= first) {
             let Some(end) = link.end else { continue };
             let walk = Walk { epoch: link.head.epoch, byte: BLOCK, due: link.head.base, limit: end.byte };
             let scanned = self.scan(link.head.seq, walk, 0).await?;
             if scanned.end.offset < end.offset {
                 let (found, durable) = (scanned.end.offset, end.offset);
-                return Err(self.refuse(
+                return Err(self.picture.refuse(
                     link.head.seq,
                     scanned.stopped_at,
                     Refusal::Damaged { found, durable },
@@ -262,9 +166,7 @@ impl Shard<'_> {
             return Ok((chain, false));
         }
         let head = last.head;
-        let mark = self.mark_in_force().filter(|mark| {
-            mark.lineage == head.lineage && mark.place.segment == head.seq && !self.known.suspect
-        });
+        let mark = self.picture.mark_in(&head);
         let (from, newest_ms) = match mark {
             Some(mark) => (Some((mark.place.byte, mark.end, mark.checksum)), mark.newest_ms),
             None => (None, 0),
@@ -275,14 +177,7 @@ impl Shard<'_> {
         if scanned.end.byte == byte {
             scanned.end.checksum = checksum;
         }
-        let durable = self.known.durable_of(head.lineage).max(scanned.durable).max(head.base);
-        if let BatchFault::Version(version) = scanned.fault {
-            return Err(self.refuse(head.seq, scanned.stopped_at, Refusal::Version(u32::from(version))));
-        }
-        if scanned.end.offset < durable {
-            let why = Refusal::Damaged { found: scanned.end.offset, durable };
-            return Err(self.refuse(head.seq, scanned.stopped_at, why));
-        }
+        self.picture.judge(&head, &scanned)?;
         if let Some(last) = chain.last_mut() {
             last.end = Some(scanned.end);
         }
@@ -293,16 +188,11 @@ impl Shard<'_> {
     async fn scan(&self, seq: SegmentSeq, mut walk: Walk, newest_ms: u64) -> Result<Scanned, Refused> {
         let desk = &self.setting.desk;
         let disk = self.disk(seq);
-        let (file, len) = desk.open(self.path(seq), OpenFlags::plain(OpenMode::Read)).await.map_err(&disk)?;
+        let (file, len) =
+            desk.open(self.picture.path(seq), OpenFlags::plain(OpenMode::Read)).await.map_err(&disk)?;
         walk.limit = walk.limit.min(len);
         let end = SegmentEnd { segment: seq, offset: walk.due, byte: walk.byte, newest_ms, checksum: 0 };
-        let mut scanned = Scanned {
-            end,
-            durable: Offset(0),
-            stopped_at: walk.byte,
-            fault: BatchFault::NotABatch,
-            torn: false,
-        };
+        let mut scanned = Scanned::begin(end);
         let result = scan_file(desk, file, len, &mut walk, &mut scanned).await;
         desk.close(file).await;
         result.map_err(&disk)?;
@@ -310,8 +200,8 @@ impl Shard<'_> {
     }
 
     fn found(&self, chain: &[Link], torn: bool) -> Found {
-        let mark = self.known.mark.as_ref();
-        let newest = self.newest();
+        let mark = self.picture.known.mark.as_ref();
+        let newest = self.picture.newest();
         let lineage = mark.map_or(0, |mark| mark.lineage.0).max(newest.map_or(0, |head| head.lineage.0));
         let segments: Vec<SealedState> = chain
             .iter()
@@ -322,18 +212,24 @@ impl Shard<'_> {
             .collect();
         let end =
             segments.last().map(|last| last.end.offset).or(mark.map(|mark| mark.end)).unwrap_or_default();
-        let policy = self.mark_in_force().map(|mark| mark.policy).or(newest.map(|head| head.policy));
+        let policy = self.picture.mark_in_force().map(|mark| mark.policy).or(newest.map(|head| head.policy));
         let policy = policy.unwrap_or_default();
         let next = self.next_offset(end, policy);
         let first = segments.first().map_or(end, |first| first.base);
-        let last = self.all.iter().map(|seq| seq.0).chain(mark.map(|mark| mark.place.segment.0)).max();
+        let last =
+            self.picture.all.iter().map(|seq| seq.0).chain(mark.map(|mark| mark.place.segment.0)).max();
         let kept: Vec<SegmentSeq> = chain.iter().map(|link| link.head.seq).collect();
-        let leftovers =
-            self.all.iter().filter(|seq| !kept.contains(seq)).map(|seq| self.path(*seq)).collect();
+        let leftovers = self
+            .picture
+            .all
+            .iter()
+            .filter(|seq| !kept.contains(seq))
+            .map(|seq| self.picture.path(*seq))
+            .collect();
         let state = LogState {
-            key: self.key,
+            key: self.picture.key,
             lineage: Lineage(lineage + 1),
-            start: self.known.start.max(first).min(end),
+            start: self.picture.known.start.max(first).min(end),
             end,
             next,
             ceiling: if policy == Fsync::OnCommit { Offset(0) } else { next },
@@ -346,36 +242,15 @@ impl Shard<'_> {
 
     /// The offset to go on with: the ceiling, when offsets below it may have been seen and lost.
     fn next_offset(&self, end: Offset, policy: Fsync) -> Offset {
-        let mark = self.mark_in_force();
+        let mark = self.picture.mark_in_force();
         let owed = mark.map(|mark| mark.next);
-        let newest = self.newest();
+        let newest = self.picture.newest();
         let raised = newest.is_none_or(|head| mark.is_some_and(|mark| mark.lineage > head.lineage));
         let of_head = newest.filter(|_| !raised).map(|head| head.ceiling);
-        let lost = policy != Fsync::OnCommit && self.setting.rebooted && !self.known.clean;
+        let lost = policy != Fsync::OnCommit && self.setting.rebooted && !self.picture.known.clean;
         let ceiling = of_head.max(mark.map(|mark| mark.ceiling)).filter(|_| lost);
         end.max(owed.unwrap_or_default()).max(ceiling.unwrap_or_default())
     }
-}
-
-fn end_of(mark: &Mark) -> SegmentEnd {
-    SegmentEnd {
-        segment: mark.place.segment,
-        offset: mark.end,
-        byte: mark.place.byte,
-        newest_ms: mark.newest_ms,
-        checksum: mark.checksum,
-    }
-}
-
-struct Scanned {
-    end: SegmentEnd,
-    /// The largest durable end that batches name, those behind the end included.
-    durable: Offset,
-    /// Where the next batch was looked for, and what stands there.
-    stopped_at: u64,
-    fault: BatchFault,
-    /// Something that was meant to be a batch stands there.
-    torn: bool,
 }
 
 const WINDOW_BYTES: usize = 512 << 10;
@@ -391,15 +266,7 @@ async fn scan_file(
     let mut window_at = walk.byte - walk.byte % BLOCK;
     loop {
         match walk.step(&window, window_at) {
-            Step::Batch { batch, .. } => {
-                let head = batch.head();
-                let newest = batch.records().map(|record| record.timestamp_ms).max().unwrap_or(0);
-                scanned.end.offset = head.end();
-                scanned.end.byte = walk.byte;
-                scanned.end.newest_ms = scanned.end.newest_ms.max(newest).max(head.timestamp_ms);
-                scanned.end.checksum = batch.checksum();
-                scanned.durable = scanned.durable.max(head.durable_end);
-            }
+            Step::Batch { batch, .. } => scanned.passed(&batch, walk.byte),
             Step::Need(need) => {
                 let from = walk.byte - walk.byte % BLOCK;
                 let want =
@@ -413,9 +280,7 @@ async fn scan_file(
                 window_at = from;
             }
             Step::End { byte, fault } => {
-                scanned.stopped_at = byte;
-                scanned.fault = fault;
-                scanned.torn = fault != BatchFault::NotABatch;
+                scanned.ended(byte, fault);
                 break;
             }
         }

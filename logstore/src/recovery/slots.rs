@@ -19,9 +19,8 @@ use crate::script::Desk;
 
 /// A slot that was read.
 #[derive(Debug)]
-pub(super) struct SlotRead {
+pub(crate) struct SlotRead {
     pub path: DiskPath,
-    pub file: FileId,
     /// None when it was never used or its head is gone.
     pub head: Option<SlotHead>,
     pub damaged: bool,
@@ -30,7 +29,7 @@ pub(super) struct SlotRead {
 
 /// A round that was read.
 #[derive(Debug, Clone)]
-pub(super) struct RoundRead {
+pub(crate) struct RoundRead {
     pub round: Round,
     /// Pieces that are whole, with the byte of the slot where they begin.
     pub pieces: Vec<(PieceHead, u64)>,
@@ -38,12 +37,12 @@ pub(super) struct RoundRead {
     pub torn: bool,
 }
 
-/// Opens, locks and reads one slot.
+/// Opens, locks and reads one slot, which stays open.
 pub(super) async fn read_slot(
     desk: &Desk,
     path: DiskPath,
     wait: Duration,
-) -> Result<SlotRead, RecoveryError> {
+) -> Result<(FileId, SlotRead), RecoveryError> {
     let disk = |error: DiskError| match error {
         DiskError::Locked => RecoveryError::Locked { path: path.clone() },
         error => RecoveryError::Disk { path: path.clone(), error },
@@ -52,7 +51,7 @@ pub(super) async fn read_slot(
     desk.lock(file, LockKind::Exclusive, wait).await.map_err(disk)?;
     let whole = usize::try_from(len - len % BLOCK).unwrap_or(usize::MAX);
     let bytes = desk.read_all(file, 0, whole).await.map_err(disk)?;
-    let mut read = SlotRead { path: path.clone(), file, head: None, damaged: false, rounds: Vec::new() };
+    let mut read = SlotRead { path: path.clone(), head: None, damaged: false, rounds: Vec::new() };
     match SlotHead::decode(&bytes) {
         Ok(head) => {
             read.head = Some(head);
@@ -62,7 +61,7 @@ pub(super) async fn read_slot(
         Err(SlotFault::Version(version)) => return Err(RecoveryError::Version { path, version }),
         Err(SlotFault::Damaged) => read.damaged = true,
     }
-    Ok(read)
+    Ok((file, read))
 }
 
 /// All rounds of a slot's present use.
@@ -105,7 +104,7 @@ fn pieces_of(found: FoundRound, bytes: &[u8], round_at: u64) -> RoundRead {
 }
 
 /// Whether `bytes` are exactly the batches a piece says it has.
-fn is_whole(piece: &PieceHead, bytes: &[u8]) -> bool {
+pub(crate) fn is_whole(piece: &PieceHead, bytes: &[u8]) -> bool {
     let mut left = bytes;
     let mut due: Offset = piece.base;
     while !left.is_empty() {

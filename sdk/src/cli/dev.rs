@@ -22,6 +22,7 @@ use self::cluster::{BrokerKiller, Cluster};
 pub use self::plan::DevArgs;
 use self::plan::Plan;
 use self::seed::Seed;
+pub use self::server::find_program;
 use super::dev_file::{DEFAULT_CONTEXT, DevFile, context_path};
 use super::failure::{Failure, Outcome};
 use super::interrupt::Signals;

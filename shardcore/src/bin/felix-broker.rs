@@ -1,6 +1,8 @@
 //! The broker: arguments -> configuration -> `Node::run`.
-//! Exit status: 0 ended in order, 1 could not start or ended by itself, 2 wrong usage or configuration.
+//! Exit status: 0 ended in order, 1 could not start or ended by itself, 2 wrong usage or configuration. Of `inspect`: 0 sound,
+//! 1 damage found, 2 wrong usage, in use, or not readable.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use felix_shardcore::node::{ArgsError, Invocation, Node, parse};
@@ -27,6 +29,14 @@ fn main() -> ExitCode {
                 Err(error) => complain(&error, 2),
             }
         }
+        Ok(Invocation::InspectLog(log)) => match log.run() {
+            Ok(shown) => match std::io::stdout().lock().write_all(shown.text.as_bytes()) {
+                Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => complain(&error, 2),
+                // A reader that went away misses nothing it wanted.
+                _ => ExitCode::from(shown.status),
+            },
+            Err(error) => complain(&error, 2),
+        },
         Err(ArgsError::Usage(usage)) => usage.exit(),
         Err(ArgsError::Config(error)) => complain(&error, 2),
     }

@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use super::config::{self, CONFIG_ENV, Config, ConfigError, FileText, Kind, SETTINGS, Sources};
+use super::inspect::InspectLog;
 
 /// What the arguments ask for.
 #[derive(Debug)]
@@ -16,6 +17,8 @@ pub enum Invocation {
     Run(Config),
     /// Show the configuration, with or without where each value came from, and end.
     PrintConfig { config: Config, with_origin: bool },
+    /// Look at a log directory, and end.
+    InspectLog(InspectLog),
 }
 
 /// Why the arguments lead nowhere.
@@ -47,6 +50,12 @@ pub fn parse(
                 .error(clap::error::ErrorKind::MissingSubcommand, "config print [--origin]")
                 .into()),
         },
+        Some(("inspect", inspect)) => match inspect.subcommand() {
+            Some((_, log)) => Ok(Invocation::InspectLog(InspectLog::of(log))),
+            None => {
+                Err(command().error(clap::error::ErrorKind::MissingSubcommand, "inspect log <DIR>").into())
+            }
+        },
         _ => Ok(Invocation::Run(load(&matches, environment)?)),
     }
 }
@@ -67,6 +76,7 @@ fn command() -> Command {
                 .subcommand_required(true)
                 .subcommand(print),
         )
+        .subcommand(InspectLog::command())
         .args_conflicts_with_subcommands(true)
 }
 
@@ -144,6 +154,17 @@ mod tests {
         let parsed = parse(["felix-broker", "config", "print", "--origin", "--spin-us", "4"], Vec::new());
         let Ok(Invocation::PrintConfig { config, with_origin: true }) = parsed else { panic!("{parsed:?}") };
         assert_eq!(config.settings.spin_us, 4);
+    }
+
+    #[test]
+    fn a_log_to_inspect_needs_a_directory_and_batches_a_limit_in_range() {
+        let asked =
+            |more: &[&str]| parse(["felix-broker", "inspect", "log"].iter().chain(more).copied(), Vec::new());
+        let all = ["d", "--shard", "0f", "--segments", "--batches", "--from", "7", "--limit", "9", "--json"];
+        assert!(matches!(asked(&all), Ok(Invocation::InspectLog(_))));
+        for wrong in [&[][..], &["d", "--limit", "9"], &["d", "--batches", "--limit", "0"], &["d", "e"]] {
+            assert!(matches!(asked(wrong), Err(ArgsError::Usage(_))), "{wrong:?}");
+        }
     }
 
     #[test]
