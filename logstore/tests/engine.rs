@@ -396,8 +396,7 @@ fn a_segment_that_is_sealed_under_a_read_is_read_to_its_end() {
     use felix_runtime::sim::{Fault, OpKind};
     let mut world = World::empty(70);
     let log = world.create(key(1, 1), Fsync::OnCommit);
-    let config =
-        felix_logstore::log::LogConfig { segment_bytes_max: 2 << 20, ..log_config(Fsync::OnCommit) };
+    let config = felix_logstore::log::LogConfig { segment_bytes_max: 2 << 20, ..log_config(Fsync::OnCommit) };
     world.engine.configure(log, config);
     let mut rng = SimRng::new(70);
     // The segment that serves has more bytes than one read brings.
@@ -420,7 +419,10 @@ fn a_segment_that_is_sealed_under_a_read_is_read_to_its_end() {
         world.publish(log, &[payload(&mut rng, 50_000)]);
         world.settle(log);
     }
-    assert!(world.engine.log(log).expect("there").sealed().any(|sealed| sealed.base == serving), "it is sealed");
+    assert!(
+        world.engine.log(log).expect("there").sealed().any(|sealed| sealed.base == serving),
+        "it is sealed"
+    );
     world.run_until(|world| {
         world.events.iter().any(|event| matches!(event, Event::Page { .. } | Event::ReadFailed { .. }))
     });
