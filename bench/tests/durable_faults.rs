@@ -83,15 +83,6 @@ fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap().success());
 }
 
-/// Folders of logs on the disk, by name.
-fn log_folders(log: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(log.join("shards"))
-        .map(|dir| dir.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect())
-        .unwrap_or_default();
-    names.sort();
-    names
-}
-
 /// The shard is not served, and everybody is told so in the same words.
 async fn assert_refused(client: &Client, stream: &str, why: &str) {
     let publisher = plain(client, stream).await;
@@ -146,7 +137,7 @@ async fn a_flipped_bit_in_a_stopped_brokers_files_is_refused_or_harmless() {
     damage.stage.stream("hurt", 1);
     let client = damage.stage.client().await;
     damage.hurt = publish(&client, "hurt", records("hurt", 4_000)).await;
-    let folder = log_folders(&damage.log()).pop().unwrap();
+    let folder = damage.stage.log_folders().pop().unwrap();
     damage.stage.stream("well", 1);
     damage.well = publish(&client, "well", records("well", 500)).await;
     client.close().await;
@@ -182,7 +173,6 @@ async fn a_stream_made_a_hundred_times_under_load_never_shows_an_earlier_life() 
     let mut stage = Stage::set(&[&SMALL_FILES[..], &["--controlplane-sync-interval-ms=50"]].concat());
     let mut broker = stage.start_well();
     let client = stage.client().await;
-    let log = stage.path("data/log");
     stage.stream("steady", 2);
     let steady = tokio::spawn(load(client.clone(), "steady"));
     let mut folders_before = Vec::new();
@@ -205,16 +195,16 @@ async fn a_stream_made_a_hundred_times_under_load_never_shows_an_earlier_life() 
         }
         assert_eq!(ends.values().sum::<u64>(), 60, "life {life} begins at offset 0: {ends:?}");
         read_life(&fresh, &mark, &ends).await;
-        let mut folders = log_folders(&log);
+        let mut folders = stage.log_folders();
         assert_eq!(folders.len(), 4, "life {life}: {folders:?}");
         folders.retain(|folder| !folders_before.contains(folder));
-        folders_before = log_folders(&log);
+        folders_before = stage.log_folders();
         assert!(life == 0 || folders.len() == 2, "life {life} has folders of its own: {folders:?}");
         let loading = tokio::spawn(load(fresh.clone(), "again"));
         stage.delete("again");
         let end = Instant::now() + DEADLINE;
-        while log_folders(&log).len() > 2 {
-            assert!(Instant::now() < end, "life {life}: {:?} are left", log_folders(&log));
+        while stage.log_folders().len() > 2 {
+            assert!(Instant::now() < end, "life {life}: {:?} are left", stage.log_folders());
             tokio::time::sleep(LOOK).await;
         }
         loading.abort();
@@ -327,6 +317,7 @@ async fn a_full_volume_refuses_writes_and_nothing_else_until_there_is_room() {
         "--segment-bytes=1MiB",
         "--commit-slot-bytes=1MiB",
         "--disk-low=8MiB",
+        "--log-memory=32MiB",
         "--retention-check-ms=200",
         &storage,
     ]);

@@ -29,12 +29,14 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Logs of small files, so that rolls, spills and recycling come often.
-pub const SMALL_FILES: [&str; 5] = [
+pub const SMALL_FILES: [&str; 7] = [
     "--fsync=on_commit",
     "--segment-bytes=1MiB",
     "--commit-slot-bytes=1MiB",
     "--sub-queue-policy=block",
     "--disk-low=64MiB",
+    "--log-memory=32MiB",
+    "--retention-check-ms=100",
 ];
 
 /// See the module.
@@ -154,6 +156,17 @@ impl Stage {
         self.folder.path().join(name)
     }
 
+    /// Folders of logs on the disk, by name.
+    pub fn log_folders(&self) -> Vec<String> {
+        let of =
+            |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        let mut names: Vec<String> = std::fs::read_dir(self.path("data/log/shards"))
+            .map(|dir| dir.map(of).collect())
+            .unwrap_or_default();
+        names.sort();
+        names
+    }
+
     /// What every broker so far has said.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.path("broker.log")).unwrap_or_default()
@@ -198,6 +211,18 @@ impl Running {
     /// How it ended, if it has.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
+    }
+
+    /// How it ended, if it does so in time.
+    pub fn wait_for(&mut self, longest: Duration) -> Option<ExitStatus> {
+        let end = Instant::now() + longest;
+        loop {
+            let status = self.ended();
+            if status.is_some() || Instant::now() >= end {
+                return status;
+            }
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// Waits for its end.

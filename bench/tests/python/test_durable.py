@@ -19,6 +19,7 @@ SMALL_FILES = {
     "commit_slot_bytes": "1MiB",
     "retention_check_ms": 200,
     "disk_low": "64MiB",
+    "log_memory": "32MiB",
     "sub_queue_policy": "block",
 }
 KILLS = 10
@@ -26,7 +27,7 @@ KILLS = 10
 
 @pytest.fixture(scope="module")
 def disk_broker(make_broker):
-    return make_broker(settings=SMALL_FILES)
+    return make_broker(cores=2, settings=SMALL_FILES)
 
 
 @pytest.fixture(scope="module")
@@ -158,18 +159,19 @@ def test_an_offset_below_retention_is_a_cursor_error_with_the_oldest_that_is_hel
 
 
 def test_history_joins_what_is_live_while_a_publisher_runs(disk_broker, disk_token, disk_client, new_durable):
-    stream, count = new_durable(), 3_000
+    stream, count = new_durable(), 800
     writer = Scoped(connect(SyncFace, disk_broker, disk_token))
     writing = Job(lambda: fill(writer, stream, count))
-    for start in ("earliest", 100):
-        first = 0 if start == "earliest" else start
-        until("there is some history", lambda: writing.done or disk_client.publish is not None)
-        while True:
-            try:
-                subscription = disk_client.subscribe(stream, start=start)
-                break
-            except felix.CursorError:
-                assert not writing.done
+    subscriptions = {}
+    while len(subscriptions) < 5:
+        first = 50 * len(subscriptions)
+        try:
+            subscriptions[first] = disk_client.subscribe(stream, start=first or "earliest")
+        except felix.CursorError:
+            # It is not there yet.
+            assert not writing.done
+            time.sleep(0.01)
+    for first, subscription in subscriptions.items():
         assert events(subscription, count - first, within=30) == numbered(first, count)
     writing.result(60)
 
@@ -239,7 +241,7 @@ class Writer:
 
 
 def test_what_was_acked_survives_ten_kills_and_a_reader_resumes_without_gap_or_repeat(make_broker, face):
-    broker = make_broker(settings=SMALL_FILES)
+    broker = make_broker(cores=2, settings=SMALL_FILES)
     token = broker.plane.mint(ALL_RIGHTS, ttl=3600)
     broker.create_stream("killed", durable=True)
     client = lambda: Scoped(connect(face, broker, token))
@@ -274,7 +276,7 @@ def test_what_was_acked_survives_ten_kills_and_a_reader_resumes_without_gap_or_r
 
 @background
 def test_a_sharded_reader_resumes_from_its_positions_after_a_restart(make_broker):
-    broker = make_broker(settings=SMALL_FILES)
+    broker = make_broker(cores=2, settings=SMALL_FILES)
     token = broker.plane.mint(ALL_RIGHTS, ttl=3600)
     broker.create_stream("resumed", shards=4, durable=True)
     client = Scoped(connect(SyncFace, broker, token))
