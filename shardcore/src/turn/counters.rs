@@ -74,6 +74,11 @@ counters! {
     RingBytes Gauge "ring_bytes" "Bytes held in replay rings.";
     Shards Gauge "shards" "Shards served.";
     LogReadErrors Counter "log_read_errors" "Reads of a log that found damage or were refused by the disk.";
+    LogRounds Counter "log_commit_rounds" "Rounds written to the commit files; each is one write with its sync.";
+    LogRoundBytes Counter "log_commit_round_bytes" "Bytes of those rounds.";
+    LogDirectWrites Counter "log_direct_writes" "Writes straight to segments, each with its sync where that is asked.";
+    LogDirectBytes Counter "log_direct_write_bytes" "Bytes of those writes.";
+    LogSpilledBytes Counter "log_spilled_bytes" "Bytes brought from the commit files to segments.";
     MailDepth Gauge "mailbox_depth" "Messages that wait for room in a mailbox.";
 }
 
