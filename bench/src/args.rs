@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use felix_bench::compare_disk::{Bounds, Cases, DiskComparison};
 use felix_bench::shape::{Acks, Shape, ShapeError};
 use felix_bench::sink::Framing;
 use felix_bench::target::{Target, TargetError, read, read_roots};
@@ -26,6 +27,8 @@ pub enum Command {
     Sink(SinkArgs),
     /// Compare the CPU cost of a broker with that of a sink, in alternating rounds.
     CompareSink(CompareArgs),
+    /// Compare the durable path of a broker with the raw disk below it, in alternating rounds.
+    CompareDisk(CompareDiskArgs),
 }
 
 /// What a load is sent to.
@@ -330,5 +333,110 @@ pub struct CompareArgs {
 impl CompareArgs {
     pub fn shape(&self) -> Result<Shape, ShapeError> {
         self.workload.shape()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CaseArg {
+    /// Bulk writes to one shard against the raw disk.
+    Write,
+    /// Small batches over 48 shards against one.
+    Shards,
+    /// Reading a shard from its oldest record on against raw reads, beside a live publisher.
+    History,
+    All,
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct CompareDiskArgs {
+    /// What is compared.
+    #[arg(long, value_enum, default_value_t = CaseArg::All)]
+    case: CaseArg,
+    /// Runs of each, alternating.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Seconds of each run that are counted.
+    #[arg(long, default_value_t = 4.0, value_parser = seconds)]
+    seconds: f64,
+    /// Folder on the disk; what is made in it is removed.
+    #[arg(long, default_value = ".")]
+    dir: PathBuf,
+    /// Unanswered batches of each publishing stream, and operations in flight at the raw disk.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
+    inflight: u32,
+    /// MiB of a history, and of the file that is read beside it.
+    #[arg(long, default_value_t = 2_048, value_parser = clap::value_parser!(u64).range(1..=1_048_576))]
+    history_mib: u64,
+    /// MiB that the logs of the write cases keep of each shard, and of the file that is written beside them.
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..=1_048_576))]
+    keep_mib: u64,
+    /// Batches per second of the live publisher beside the history.
+    #[arg(long, default_value_t = 400.0, value_parser = rate)]
+    live_rate: f64,
+    /// Largest datagram that path discovery tries, bytes of UDP payload.
+    #[arg(long, default_value_t = 3_872)]
+    mtu: u16,
+    /// CPU of the load.
+    #[arg(long, default_value_t = 1)]
+    cpu: usize,
+    /// CPU of the broker and of what asks the raw disk.
+    #[arg(long, default_value_t = 0)]
+    server_cpu: usize,
+    /// Least durable payload over raw disk [default: 0.85]; a busier core than 95 % passes too.
+    #[arg(long, value_name = "RATIO")]
+    min_write_ratio: Option<f64>,
+    /// Least rate over 48 shards over the rate over one [default: 0.80].
+    #[arg(long, value_name = "RATIO")]
+    min_shards_ratio: Option<f64>,
+    /// Least history over raw reads [default: 0.70]; 1000 MB/s pass too.
+    #[arg(long, value_name = "RATIO")]
+    min_history_ratio: Option<f64>,
+    /// Least rate of the live publisher beside the history over its rate alone [default: 0.90].
+    #[arg(long, value_name = "RATIO")]
+    min_live_ratio: Option<f64>,
+    /// Print one line of JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A length that CPU time can be read for, and that ends.
+fn seconds(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.1..=3_600.0).contains(&value) { Ok(value) } else { Err("0.1 to 3600 are allowed".to_owned()) }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if value.is_finite() && value > 0.0 { Ok(value) } else { Err("it must be above 0".to_owned()) }
+}
+
+impl CompareDiskArgs {
+    pub fn comparison(&self) -> DiskComparison {
+        let is = |case| self.case == CaseArg::All || self.case == case;
+        let usual = Bounds::default();
+        DiskComparison {
+            cases: Cases {
+                write: is(CaseArg::Write),
+                shards: is(CaseArg::Shards),
+                history: is(CaseArg::History),
+            },
+            rounds: self.rounds,
+            seconds: self.seconds,
+            dir: self.dir.clone(),
+            server_cpu: self.server_cpu,
+            client_cpu: self.cpu,
+            depth: self.inflight,
+            history_bytes: self.history_mib << 20,
+            kept_bytes: self.keep_mib << 20,
+            live_rate: self.live_rate,
+            mtu: self.mtu,
+            bounds: Bounds {
+                write_ratio_min: self.min_write_ratio.unwrap_or(usual.write_ratio_min),
+                shards_ratio_min: self.min_shards_ratio.unwrap_or(usual.shards_ratio_min),
+                history_ratio_min: self.min_history_ratio.unwrap_or(usual.history_ratio_min),
+                live_ratio_min: self.min_live_ratio.unwrap_or(usual.live_ratio_min),
+                ..usual
+            },
+        }
     }
 }

@@ -122,10 +122,22 @@ impl DevBroker {
     /// # Errors
     /// The command refuses; its words are in the error.
     pub fn create_stream(&self, name: &str, shards: u32) -> Result<(), ClusterError> {
+        self.create(name, shards, &[])
+    }
+
+    /// The same for a durable stream.
+    ///
+    /// # Errors
+    /// As `create_stream`.
+    pub fn create_durable_stream(&self, name: &str, shards: u32) -> Result<(), ClusterError> {
+        self.create(name, shards, &["--durable"])
+    }
+
+    fn create(&self, name: &str, shards: u32, extra: &[&str]) -> Result<(), ClusterError> {
         let shards = shards.to_string();
-        let args = ["stream", "create", name, "--shards", &shards];
+        let args = [&["stream", "create", name, "--shards", &shards], extra].concat();
         let output = Command::new(binary("felix")?)
-            .args(args)
+            .args(&args)
             .arg("--dev")
             .arg(&self.ready_file)
             .output()

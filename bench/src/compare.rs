@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::cluster::{ClusterError, DevBroker, SinkProcess};
 use crate::load::{self, LoadError, LoadPlan};
 use crate::machine::{Machine, pin_thread};
-use crate::measure::LoadReport;
+use crate::measure::{LoadReport, median};
 use crate::shape::Shape;
 use crate::target::{Ready, Target, TargetError};
 
@@ -185,14 +185,6 @@ fn costs(name: &'static str, reports: &[LoadReport]) -> Result<Costs, CompareErr
     })
 }
 
-/// The middle of the values, or between the two middle ones. `values` is not empty.
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) }
-}
-
 impl fmt::Display for CompareReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, costs) in [("sink", &self.sink), ("broker", &self.broker)] {
@@ -208,17 +200,5 @@ impl fmt::Display for CompareReport {
             )?;
         }
         writeln!(f, "ratio   {:.2}", self.ratio)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_median_is_the_middle_whatever_the_order() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), 2.5);
-        assert_eq!(median(&[7.0]), 7.0);
     }
 }

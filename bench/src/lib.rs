@@ -1,6 +1,6 @@
 //! Measuring Felix, and starting it for whole-system tests. Scope: one process that is no part of a deployment.
-//! Owns: the load generator (`load`), the sink it is compared with (`sink`), what is measured and how (`measure`),
-//! the processes of a cluster on loopback (`cluster`).
+//! Owns: the load generator (`load`), what it is compared with (`sink`, `raw_disk`), what is measured and how
+//! (`measure`), the processes of a cluster on loopback (`cluster`).
 //! Invariants: load and sink speak the client protocol through `felix-wire` over the QUIC driver of `felix-runtime`, so
 //! broker and sink are measured with the same client and the same transport; a result names its shape, machine and
 //! commit.
@@ -8,10 +8,13 @@
 
 pub mod cluster;
 pub mod compare;
+pub mod compare_disk;
 pub mod endpoint;
 pub mod load;
 pub mod machine;
 pub mod measure;
+pub mod raw_disk;
 pub mod shape;
 pub mod sink;
 pub mod target;
+pub mod volume;

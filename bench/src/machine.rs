@@ -52,6 +52,13 @@ fn commit() -> Option<String> {
     (output.status.success() && !text.is_empty()).then(|| text.to_owned())
 }
 
+/// Processes that ran or wanted to, averaged over the last minute; 0 where the kernel does not tell.
+#[must_use]
+pub fn load_average() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0.0)
+}
+
 /// Keeps the calling thread on `cpu`. Says so and goes on when that is refused.
 pub fn pin_thread(cpu: usize) {
     if !core_affinity::set_for_current(core_affinity::CoreId { id: cpu }) {

@@ -5,6 +5,7 @@
 
 mod ask;
 mod frames;
+mod history;
 mod lane;
 mod pace;
 mod reader;
@@ -23,6 +24,7 @@ use crate::shape::Shape;
 use crate::target::Target;
 
 pub use frames::STAMP_BYTES;
+pub use history::{HistoryPlan, HistoryReport, read_history};
 
 /// Flag bits the generator reads.
 const CLIENT_FLAGS: Flags = Flags(0x1fff);
