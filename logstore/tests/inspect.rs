@@ -9,15 +9,19 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use felix_logstore::id::{Fsync, SegmentSeq, ShardKey};
+use felix_logstore::checksum::Epoch;
+use felix_logstore::commit::slot::{RECOVERY_CORE, ROUNDS_AT};
+use felix_logstore::commit::{Mark, MarkKind, PieceHead, Prior, Round, SlotHead};
+use felix_logstore::id::{Fsync, Lineage, Place, RoundNumber, Run, SegmentSeq, ShardKey};
 use felix_logstore::inspect::{
     BatchRange, Finding, InspectError, Options, Report, SegmentRole, Severity, ShardState, What, inspect,
 };
 use felix_logstore::names;
 use felix_logstore::recovery::RecoveryError;
+use felix_logstore::segment::format::{SegmentEnd, SegmentHead};
 use felix_runtime::file::DiskPath;
 use felix_runtime::sim::{DiskImage, SimRng};
-use felix_wire::id::Offset;
+use felix_wire::id::{CoreId, Offset};
 use support::*;
 use written::{Dir, Publishing, publish};
 
@@ -491,20 +495,8 @@ fn number(rng: &mut SimRng) -> u64 {
     }
 }
 
-/// A volume whose heads, rounds and marks have sound checksums and arbitrary numbers.
-fn well_formed(rng: &mut SimRng) -> Dir {
-    use felix_logstore::checksum::Epoch;
-    use felix_logstore::commit::slot::{RECOVERY_CORE, ROUNDS_AT};
-    use felix_logstore::commit::{Mark, MarkKind, PieceHead, Prior, Round, SlotHead};
-    use felix_logstore::id::{Lineage, Place, RoundNumber, Run};
-    use felix_logstore::segment::format::{SegmentEnd, SegmentHead};
-    use felix_wire::id::CoreId;
-
-    let dir = Dir::new();
-    let (key, epoch) = (key(1, 1), Epoch(7));
-    let shard = path_of(&dir, &names::shard(VOLUME, key));
-    std::fs::create_dir_all(&shard).expect("a directory");
-    std::fs::create_dir_all(dir.0.join("slots")).expect("a directory");
+/// Up to three segments of a log with arbitrary heads.
+fn some_segments(dir: &Dir, key: ShardKey, epoch: Epoch, rng: &mut SimRng) {
     for _ in 0..rng.below(4) {
         let (seq, base) = (SegmentSeq(number(rng)), Offset(number(rng)));
         let before = SegmentEnd {
@@ -521,8 +513,18 @@ fn well_formed(rng: &mut SimRng) -> Dir {
             SegmentHead { key, seq, epoch, base, lineage, lineage_base, size_bytes, ceiling, policy, before };
         let mut bytes = head.encode();
         bytes.resize(4_096 + rng.below(9_000) as usize, 0);
-        std::fs::write(segment_path(&dir, key, seq), bytes).expect("a write");
+        std::fs::write(segment_path(dir, key, seq), bytes).expect("a write");
     }
+}
+
+/// A volume whose heads, rounds and marks have sound checksums and arbitrary numbers.
+fn well_formed(rng: &mut SimRng) -> Dir {
+    let dir = Dir::new();
+    let (key, epoch) = (key(1, 1), Epoch(7));
+    let shard = path_of(&dir, &names::shard(VOLUME, key));
+    std::fs::create_dir_all(&shard).expect("a directory");
+    std::fs::create_dir_all(dir.0.join("slots")).expect("a directory");
+    some_segments(&dir, key, epoch, rng);
     let head = SlotHead {
         epoch,
         run: Run(number(rng)),

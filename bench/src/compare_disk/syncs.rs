@@ -123,12 +123,12 @@ impl LogTotals {
 mod tests {
     use super::*;
 
-    const PAGE: &str = "HTTP/1.1 200 OK\r\n\r\n# TYPE felix_log_commit_rounds counter
-felix_log_commit_rounds_total{core=\"0\"} 10
-felix_log_commit_rounds_total{core=\"1\"} 5
-felix_log_commit_round_bytes_total{core=\"0\"} 1000
+    const PAGE: &str = "HTTP/1.1 200 OK\r\n\r\n# TYPE felix_log_rounds counter
+felix_log_rounds_total{core=\"0\"} 10
+felix_log_rounds_total{core=\"1\"} 5
+felix_log_round_bytes_total{core=\"0\"} 1000
 felix_log_direct_writes_total{core=\"0\"} 5
-felix_log_direct_write_bytes_total{core=\"0\"} 3000
+felix_log_direct_bytes_total{core=\"0\"} 3000
 felix_turns_total{core=\"0\"} 99
 ";
 

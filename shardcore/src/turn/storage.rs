@@ -345,7 +345,6 @@ impl Core {
     /// Retention, when it is due, shards that wait for their log, and what the logs have counted.
     pub(super) fn sweep_store(&mut self, now: Tick) {
         self.open_wanted(now);
-        self.count_logs();
         let Some(store) = &mut self.store else { return };
         if now >= self.next_retain {
             self.next_retain = now + store.settings().retain_every;
@@ -408,19 +407,5 @@ impl Core {
         }
         self.counters.set(Counter::LogFreeBytes, free);
         self.counters.set(Counter::LogWritable, u64::from(writable));
-    }
-
-    fn count_logs(&self) {
-        let Some(store) = &self.store else { return };
-        let sum = |of: fn(&Counts) -> u64| store.engines().map(|engine| of(&engine.counts())).sum::<u64>();
-        for (counter, total) in [
-            (Counter::LogRounds, sum(|counts| counts.rounds)),
-            (Counter::LogRoundBytes, sum(|counts| counts.round_bytes)),
-            (Counter::LogDirectWrites, sum(|counts| counts.direct)),
-            (Counter::LogDirectBytes, sum(|counts| counts.direct_bytes)),
-            (Counter::LogSpilledBytes, sum(|counts| counts.spilled_bytes)),
-        ] {
-            self.counters.set(counter, total);
-        }
     }
 }
