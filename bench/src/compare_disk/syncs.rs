@@ -106,8 +106,8 @@ impl LogTotals {
     #[must_use]
     pub fn since(&self, earlier: &LogTotals, batches: u64) -> Option<Syncs> {
         let grown = |name: &str| Some(self.0.get(name)? - earlier.0.get(name).copied().unwrap_or(0.0));
-        let (rounds, direct) = (grown("commit_rounds_total")?, grown("direct_writes_total")?);
-        let bytes = grown("commit_round_bytes_total")? + grown("direct_write_bytes_total")?;
+        let (rounds, direct) = (grown("rounds_total")?, grown("direct_writes_total")?);
+        let bytes = grown("round_bytes_total")? + grown("direct_bytes_total")?;
         let syncs = rounds + direct;
         let per_sync = |amount: f64| if syncs > 0.0 { amount / syncs } else { 0.0 };
         Some(Syncs {
@@ -123,12 +123,12 @@ impl LogTotals {
 mod tests {
     use super::*;
 
-    const PAGE: &str = "HTTP/1.1 200 OK\r\n\r\n# TYPE felix_log_commit_rounds counter
-felix_log_commit_rounds_total{core=\"0\"} 10
-felix_log_commit_rounds_total{core=\"1\"} 5
-felix_log_commit_round_bytes_total{core=\"0\"} 1000
+    const PAGE: &str = "HTTP/1.1 200 OK\r\n\r\n# TYPE felix_log_rounds counter
+felix_log_rounds_total{core=\"0\"} 10
+felix_log_rounds_total{core=\"1\"} 5
+felix_log_round_bytes_total{core=\"0\"} 1000
 felix_log_direct_writes_total{core=\"0\"} 5
-felix_log_direct_write_bytes_total{core=\"0\"} 3000
+felix_log_direct_bytes_total{core=\"0\"} 3000
 felix_turns_total{core=\"0\"} 99
 ";
 
