@@ -34,6 +34,8 @@ pub struct HistoryCase {
     pub history: Series,
     /// Of the broker's core with both, percent.
     pub core_busy_percent: Series,
+    /// How long it waited for its CPU because others had it, percent.
+    pub core_waited_percent: Series,
     /// CPU seconds of the broker, for both, per gigabyte (10^9) of history.
     pub broker_s_per_gb: Series,
     /// Times the whole history was read.
@@ -135,6 +137,7 @@ fn case(place: &Place<'_>, live_shape: Shape, rounds: &[Round]) -> HistoryCase {
         history_bytes: place.comparison.history_bytes,
         live_shape,
         core_busy_percent: Series::each(rounds, |round| server(round).core_busy_percent),
+        core_waited_percent: Series::each(rounds, |round| server(round).core_waited_percent),
         broker_s_per_gb: Series::each(rounds, |round| {
             ratio(server(round).seconds, round.history.payload_bytes as f64 / GB)
         }),
@@ -165,8 +168,11 @@ impl fmt::Display for HistoryCase {
         writeln!(f, "  history, payload                  {}", self.history)?;
         writeln!(
             f,
-            "  core {:.0} % busy, {:.3} s/GB, the whole read {} times",
-            self.core_busy_percent.median, self.broker_s_per_gb.median, self.laps
+            "  core {:.0} % busy and {:.0} % waiting for its CPU, {:.3} s/GB, the whole read {} times",
+            self.core_busy_percent.median,
+            self.core_waited_percent.median,
+            self.broker_s_per_gb.median,
+            self.laps
         )?;
         writeln!(
             f,

@@ -42,6 +42,8 @@ impl fmt::Display for Series {
 pub struct Busy {
     /// The broker's busiest thread: its core.
     pub broker_core: Series,
+    /// How long that thread waited for its CPU because others had it.
+    pub broker_core_waited: Series,
     /// All of the broker's process, kernel threads of its writes included.
     pub broker: Series,
     pub client: Series,
@@ -53,7 +55,10 @@ impl Busy {
     pub fn of(reports: &[LoadReport]) -> Busy {
         let server = |report: &LoadReport| report.server.as_ref().map_or(0.0, |used| used.seconds);
         let core = |report: &LoadReport| report.server.as_ref().map_or(0.0, |used| used.core_busy_percent);
+        let waited =
+            |report: &LoadReport| report.server.as_ref().map_or(0.0, |used| used.core_waited_percent);
         Busy {
+            broker_core_waited: Series::each(reports, waited),
             broker_core: Series::each(reports, core),
             broker: Series::each(reports, |report| 100.0 * server(report) / report.seconds),
             client: Series::each(reports, |report| 100.0 * report.client_seconds / report.seconds),
@@ -65,8 +70,8 @@ impl fmt::Display for Busy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "core {:.0} % busy, broker {:.0} %, client {:.0} %",
-            self.broker_core.median, self.broker.median, self.client.median
+            "core {:.0} % busy and {:.0} % waiting for its CPU, broker {:.0} %, client {:.0} %",
+            self.broker_core.median, self.broker_core_waited.median, self.broker.median, self.client.median
         )
     }
 }

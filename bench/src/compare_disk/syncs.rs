@@ -106,8 +106,8 @@ impl LogTotals {
     #[must_use]
     pub fn since(&self, earlier: &LogTotals, batches: u64) -> Option<Syncs> {
         let grown = |name: &str| Some(self.0.get(name)? - earlier.0.get(name).copied().unwrap_or(0.0));
-        let (rounds, direct) = (grown("commit_rounds_total")?, grown("direct_writes_total")?);
-        let bytes = grown("commit_round_bytes_total")? + grown("direct_write_bytes_total")?;
+        let (rounds, direct) = (grown("rounds_total")?, grown("direct_writes_total")?);
+        let bytes = grown("round_bytes_total")? + grown("direct_bytes_total")?;
         let syncs = rounds + direct;
         let per_sync = |amount: f64| if syncs > 0.0 { amount / syncs } else { 0.0 };
         Some(Syncs {

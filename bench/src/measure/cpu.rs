@@ -15,8 +15,17 @@ use serde::Serialize;
 #[derive(Debug, Clone, Default)]
 pub struct CpuSample {
     process_ticks: u64,
-    /// By thread id: name and ticks.
-    threads: HashMap<u32, (String, u64)>,
+    /// By thread id.
+    threads: HashMap<u32, ThreadSample>,
+}
+
+/// A thread so far.
+#[derive(Debug, Clone, Default)]
+struct ThreadSample {
+    name: String,
+    ticks: u64,
+    /// Time it was ready to run and no CPU ran it; 0 where the kernel does not count it.
+    waited_nanos: u64,
 }
 
 /// CPU time a process used in a window.
@@ -26,6 +35,9 @@ pub struct CpuUse {
     pub seconds: f64,
     /// The busiest thread's share of the window, percent: for a pinned core, how busy that core was.
     pub core_busy_percent: f64,
+    /// How long that thread was ready to run while others had its CPU, percent of the window: figures of a run in which it
+    /// waited are those of the machine, not of the server.
+    pub core_waited_percent: f64,
     /// Threads that used any, the busiest first.
     pub threads: Vec<ThreadUse>,
 }
@@ -51,7 +63,10 @@ impl CpuSample {
                 continue;
             };
             if let Ok(text) = fs::read_to_string(entry.path().join("stat")) {
-                threads.insert(thread, parse_stat(&text)?);
+                let (name, ticks) = parse_stat(&text)?;
+                let schedstat = fs::read_to_string(entry.path().join("schedstat")).unwrap_or_default();
+                let waited_nanos = parse_schedstat(&schedstat).unwrap_or(0);
+                threads.insert(thread, ThreadSample { name, ticks, waited_nanos });
             }
         }
         Ok(CpuSample { process_ticks, threads })
@@ -61,21 +76,27 @@ impl CpuSample {
     #[must_use]
     pub fn since(&self, earlier: &CpuSample, window: Duration) -> CpuUse {
         let seconds = |ticks: u64| ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
-        let mut threads: Vec<ThreadUse> = self
+        let none = ThreadSample::default();
+        let mut threads: Vec<(ThreadUse, u64)> = self
             .threads
             .iter()
-            .map(|(thread, (name, ticks))| {
-                let before = earlier.threads.get(thread).map_or(0, |(_, ticks)| *ticks);
-                ThreadUse { name: name.clone(), seconds: seconds(ticks.saturating_sub(before)) }
+            .map(|(thread, now)| {
+                let before = earlier.threads.get(thread).unwrap_or(&none);
+                let used = seconds(now.ticks.saturating_sub(before.ticks));
+                let waited = now.waited_nanos.saturating_sub(before.waited_nanos);
+                (ThreadUse { name: now.name.clone(), seconds: used }, waited)
             })
-            .filter(|thread| thread.seconds > 0.0)
+            .filter(|(thread, _)| thread.seconds > 0.0)
             .collect();
-        threads.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-        let busiest = threads.first().map_or(0.0, |thread| thread.seconds);
+        threads.sort_by(|(a, _), (b, _)| b.seconds.total_cmp(&a.seconds));
+        let (busy, waited) =
+            threads.first().map_or((0.0, 0.0), |(thread, waited)| (thread.seconds, *waited as f64 / 1e9));
+        let percent = |seconds: f64| 100.0 * seconds / window.as_secs_f64().max(f64::MIN_POSITIVE);
         CpuUse {
             seconds: seconds(self.process_ticks.saturating_sub(earlier.process_ticks)),
-            core_busy_percent: 100.0 * busiest / window.as_secs_f64().max(f64::MIN_POSITIVE),
-            threads,
+            core_busy_percent: percent(busy),
+            core_waited_percent: percent(waited),
+            threads: threads.into_iter().map(|(thread, _)| thread).collect(),
         }
     }
 }
@@ -91,6 +112,11 @@ fn parse_stat(line: &str) -> io::Result<(String, u64)> {
     Ok((name.to_owned(), ticks()? + ticks()?))
 }
 
+/// Nanoseconds of waiting of a `schedstat` line: time on a CPU, time waiting for one, times it ran.
+fn parse_schedstat(line: &str) -> Option<u64> {
+    line.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,21 +127,30 @@ mod tests {
         assert_eq!(parse_stat(line).unwrap(), ("a (b) c".to_owned(), 281));
         assert!(parse_stat("42 nothing").is_err());
         assert!(parse_stat("42 (x) S 1 2").is_err());
+        assert_eq!((parse_schedstat("500 77 3\n"), parse_schedstat("")), (Some(77), None));
     }
 
     #[test]
     fn a_difference_counts_new_threads_whole_and_sorts_by_use() {
-        let earlier =
-            CpuSample { process_ticks: 100, threads: HashMap::from([(1, ("core".to_owned(), 90))]) };
+        let thread =
+            |name: &str, ticks, waited_nanos| ThreadSample { name: name.to_owned(), ticks, waited_nanos };
+        let earlier = CpuSample {
+            process_ticks: 100,
+            threads: HashMap::from([(1, thread("core", 90, 1_000_000_000))]),
+        };
         let later = CpuSample {
             process_ticks: 350,
-            threads: HashMap::from([(1, ("core".to_owned(), 290)), (2, ("admin".to_owned(), 50))]),
+            threads: HashMap::from([
+                (1, thread("core", 290, 2_000_000_000)),
+                (2, thread("admin", 50, 9_000_000_000)),
+            ]),
         };
         let used = later.since(&earlier, Duration::from_secs(4));
         let per_tick = 1.0 / rustix::param::clock_ticks_per_second() as f64;
         assert!((used.seconds - 250.0 * per_tick).abs() < 1e-9);
         assert_eq!(used.threads.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(), ["core", "admin"]);
         assert!((used.core_busy_percent - 200.0 * per_tick / 4.0 * 100.0).abs() < 1e-9);
+        assert!((used.core_waited_percent - 25.0).abs() < 1e-9, "one of four seconds");
     }
 
     #[test]
