@@ -148,12 +148,12 @@ async fn sub_tells_when_its_broker_goes_and_comes_back_and_repeats_and_loses_not
     assert!(reading.starts_with("reading `s`"), "{reading}");
     rig.broker.stop().await;
     let (told, away) = line(told).await;
-    assert!(away.starts_with("shard 0: the broker is away"), "{away}");
+    assert!(away.starts_with("the broker is away"), "{away}");
     rig.put(30..45);
     rig.broker.restart().await;
     let (mut told, back) = line(told).await;
-    assert!(back.starts_with("shard 0: the broker is back after"), "{back}");
-    assert!(back.contains("going on with offset"), "{back}");
+    assert!(back.starts_with("the broker is back after"), "{back}");
+    assert!(back.ends_with("every shard goes on where it was"), "{back}");
     rig.put(45..60);
     assert_eq!(tokio::time::timeout(cli::DEADLINE, all).await.unwrap().unwrap(), lines(0..60));
     assert_eq!(child.status(), 0);

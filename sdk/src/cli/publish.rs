@@ -126,8 +126,10 @@ impl PubArgs {
         let settling = tokio::spawn(settle(settled, failing));
         let mut summary = Summary::default();
         let sent = self.send_all(&publisher, receipts, failed, &progress, &mut summary).await;
+        let flushed = publisher.flush().await;
+        // Known for certain once everything was answered.
         summary.idempotent = publisher.is_idempotent();
-        let flushed = publisher.close().await;
+        let flushed = flushed.and(publisher.close().await);
         let settled = settling.await.map_err(|error| Failure::other(error.to_string()))?;
         progress.finish_and_clear();
         summary.count(&settled, &flushed);

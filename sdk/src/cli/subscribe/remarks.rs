@@ -31,15 +31,14 @@ impl Remarks {
             Notice::Away { shard, error } => {
                 let first = self.away.is_empty();
                 self.away.insert(*shard);
-                first.then(|| format!("shard {shard}: the broker is away ({error}), looking for it"))
+                first.then(|| format!("the broker is away ({error}), looking for it"))
             }
-            Notice::Back { shard, next, away, .. } => {
+            Notice::Back { shard, away, .. } => {
                 self.away.remove(shard);
                 let seconds = away.as_secs_f64();
-                let from = next.map(|next| format!(", going on with offset {next}")).unwrap_or_default();
-                self.away
-                    .is_empty()
-                    .then(|| format!("shard {shard}: the broker is back after {seconds:.1} s{from}"))
+                self.away.is_empty().then(|| {
+                    format!("the broker is back after {seconds:.1} s, every shard goes on where it was")
+                })
             }
             Notice::Lagged { shard, from } => {
                 Some(format!("shard {shard}: too slow for the broker, reading on from offset {from}"))
@@ -81,11 +80,11 @@ mod tests {
     #[test]
     fn a_broker_with_many_shards_goes_once_and_comes_back_once() {
         let mut remarks = Remarks::default();
-        let gone = "shard 0: the broker is away (connection lost: reset), looking for it";
+        let gone = "the broker is away (connection lost: reset), looking for it";
         assert_eq!(remarks.line(&away(0)).as_deref(), Some(gone));
         assert_eq!(remarks.line(&away(1)), None);
         assert_eq!(remarks.line(&back(0)), None);
-        let again = "shard 1: the broker is back after 2.3 s, going on with offset 7";
+        let again = "the broker is back after 2.3 s, every shard goes on where it was";
         assert_eq!(remarks.line(&back(1)).as_deref(), Some(again));
         assert!(remarks.line(&away(1)).is_some());
         assert!(remarks.line(&Notice::Lagged { shard: 2, from: Offset(4) }).unwrap().contains("offset 4"));
