@@ -22,6 +22,9 @@ use crate::store::{StoreSettings, VolumeStart};
 /// Recovery looks again at least this often; its operations wake it earlier.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
+/// Received and dropped at once while nobody is served.
+const DROP_BYTES: usize = 1 << 20;
+
 /// Where a core's logs are.
 #[derive(Clone, Debug)]
 pub struct CoreStorage {
@@ -118,6 +121,15 @@ impl Disks {
     }
 }
 
+/// Waits while nobody is served. Datagrams are dropped: one that is left in the socket would end every wait at once, and
+/// the core would never come to look after its disks.
+pub(super) async fn wait_unserved(io: &mut CoreIo, until: Tick) {
+    // An error of the socket is found by the core's own loop.
+    let _ = io.udp.recv(DROP_BYTES, |_| {});
+    io.yield_if_needed().await;
+    io.wait(Some(until)).await;
+}
+
 async fn recover_all(storage: &CoreStorage, files: &mut Files, io: &mut CoreIo) -> RecoveryOutcome {
     failpoint::enter(Phase::Recovery);
     let mut volumes = Vec::with_capacity(storage.roots.len());
@@ -137,7 +149,7 @@ async fn recover_all(storage: &CoreStorage, files: &mut Files, io: &mut CoreIo) 
                 break result.map_err(|error| format!("{}: {error}", root.display()))?;
             }
             files.tell(io);
-            io.wait(Some(io.now() + LOOK_AGAIN)).await;
+            wait_unserved(io, io.now() + LOOK_AGAIN).await;
         };
         let took = io.now().saturating_since(began);
         tracing::info!(

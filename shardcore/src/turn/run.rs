@@ -18,7 +18,7 @@ use felix_wire::id::CoreId;
 
 use super::core::{Core, CoreParts, Datagram, Mail};
 use super::counters::CoreCounters;
-use super::disks::{CoreStorage, Disks};
+use super::disks::{CoreStorage, Disks, wait_unserved};
 use crate::snapshot::{CoreLimits, FromCore, ToCore};
 
 /// Bytes received before the machines run.
@@ -236,7 +236,7 @@ async fn close(mut core: Core, mut io: CoreIo, mut disks: Option<Disks>) {
             break;
         }
         let timeout = core.next_timeout().map_or(until, |at| at.min(until));
-        io.wait(Some(timeout)).await;
+        wait_unserved(&mut io, timeout).await;
     }
     if !core.is_store_closed() {
         tracing::error!("the logs were not closed in time; the next start looks at what is there");
