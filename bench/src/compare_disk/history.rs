@@ -27,6 +27,7 @@ const WARMUP_S: f64 = 1.0;
 /// The outcome of the case. Rates are megabytes (10^6) per second, of payload for the broker.
 #[derive(Debug, Clone, Serialize)]
 pub struct HistoryCase {
+    /// Payload of the history when the last reader began; the live publisher adds to it.
     pub history_bytes: u64,
     /// What is published meanwhile.
     pub live_shape: Shape,
@@ -134,7 +135,8 @@ fn case(place: &Place<'_>, live_shape: Shape, rounds: &[Round]) -> HistoryCase {
         round.alone.is_clean() && round.beside.is_clean() && round.history.missing_records == 0
     };
     HistoryCase {
-        history_bytes: place.comparison.history_bytes,
+        history_bytes: rounds.last().map_or(0, |round| round.history.records)
+            * u64::from(live_shape.record_bytes),
         live_shape,
         core_busy_percent: Series::each(rounds, |round| server(round).core_busy_percent),
         core_waited_percent: Series::each(rounds, |round| server(round).core_waited_percent),

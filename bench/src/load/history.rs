@@ -51,6 +51,8 @@ pub struct HistoryReport {
     pub seconds: f64,
     /// Payload bytes that arrived in it.
     pub payload_bytes: u64,
+    /// Offsets of the history when it was last begun.
+    pub records: u64,
     /// Times the whole history was read, in the whole run.
     pub laps: u64,
     /// Offsets that never came and were not told as skipped, in the whole run.
@@ -83,6 +85,7 @@ pub fn read_history(plan: &HistoryPlan) -> Result<HistoryReport, LoadError> {
         lap: None,
         window: None,
         chunks: Vec::new(),
+        records: 0,
         laps: 0,
         missing_records: 0,
         heard: Tick::ZERO,
@@ -98,10 +101,16 @@ struct Lap {
     /// Set once it is open; read once the server has said where the history ends.
     events_on: Option<StreamId>,
     events: FrameReader,
+    progress: Progress,
+    deadline: Tick,
+}
+
+/// How far a reading is.
+#[derive(Debug, Clone, Copy)]
+struct Progress {
     next: Offset,
     /// One past the last offset of the history; none until the server has said it.
     until: Option<Offset>,
-    deadline: Tick,
 }
 
 /// See the module.
@@ -113,6 +122,7 @@ struct History<'p> {
     lap: Option<Lap>,
     window: Option<Window>,
     chunks: Vec<Bytes>,
+    records: u64,
     laps: u64,
     missing_records: u64,
     /// When the last event came.
@@ -133,7 +143,7 @@ impl History<'_> {
                 return self.end(now);
             }
             let deadline = match (&self.lap, &self.window) {
-                (Some(lap), _) if lap.until.is_none() => lap.deadline,
+                (Some(lap), _) if lap.progress.until.is_none() => lap.deadline,
                 (_, Some(_)) => self.heard + SILENCE_DEADLINE,
                 (lap, None) => lap.as_ref().map_or(now + START_DEADLINE, |lap| lap.deadline),
             };
@@ -159,17 +169,7 @@ impl History<'_> {
         let key = quic
             .connect(now, tls, target.address, &target.server_name, core)
             .map_err(|error| refused(&error))?;
-        let reader = || FrameReader::new(FRAME_PAYLOAD_MAX);
-        self.lap = Some(Lap {
-            key,
-            asking: None,
-            answers: reader(),
-            events_on: None,
-            events: reader(),
-            next: Offset(0),
-            until: None,
-            deadline: now + START_DEADLINE,
-        });
+        self.lap = Some(Lap::new(key, now + START_DEADLINE));
         Ok(())
     }
 
@@ -212,7 +212,7 @@ impl History<'_> {
                         self.endpoint.quic.write(lap.key, stream, &mut question);
                         self.endpoint.quic.finish(lap.key, stream);
                     }
-                    Message::Subscribed(answer) => lap.subscribed(&answer)?,
+                    Message::Subscribed(answer) => self.records = lap.progress.subscribed(&answer)?,
                     other => return Err(unexpected("subscribe", &other)),
                 }
             }
@@ -224,7 +224,8 @@ impl History<'_> {
     }
 
     fn read_events(&mut self, now: Tick) -> Result<(), LoadError> {
-        let ready = self.lap.as_ref().filter(|lap| lap.until.is_some()).and_then(|lap| lap.events_on);
+        let ready =
+            self.lap.as_ref().filter(|lap| lap.progress.until.is_some()).and_then(|lap| lap.events_on);
         let Some(stream) = ready else { return Ok(()) };
         self.heard = now;
         self.window.get_or_insert_with(|| {
@@ -237,13 +238,13 @@ impl History<'_> {
             while let Some(frame) =
                 lap.events.next().map_err(|error| LoadError::Protocol(error.to_string()))?
             {
-                let came = lap.take(&frame)?;
+                let came = lap.progress.take(&frame)?;
                 self.missing_records += came.missing;
                 if let Some(window) = self.window.as_mut().filter(|window| window.is_open()) {
                     window.payload_bytes += came.payload_bytes;
                 }
             }
-            if lap.until.is_some_and(|until| lap.next >= until) {
+            if lap.progress.is_done() {
                 let key = lap.key;
                 self.laps += 1;
                 self.lap = None;
@@ -268,6 +269,7 @@ impl History<'_> {
         Ok(HistoryReport {
             seconds: measured.length.as_secs_f64(),
             payload_bytes: window.payload_bytes,
+            records: self.records,
             laps: self.laps,
             missing_records: self.missing_records,
             server: measured.server.clone(),
@@ -283,7 +285,26 @@ struct Came {
 }
 
 impl Lap {
-    fn subscribed(&mut self, answer: &Subscribed) -> Result<(), LoadError> {
+    fn new(key: ConnKey, deadline: Tick) -> Lap {
+        Lap {
+            key,
+            asking: None,
+            answers: FrameReader::new(FRAME_PAYLOAD_MAX),
+            events_on: None,
+            events: FrameReader::new(FRAME_PAYLOAD_MAX),
+            progress: Progress { next: Offset(0), until: None },
+            deadline,
+        }
+    }
+}
+
+impl Progress {
+    fn is_done(self) -> bool {
+        self.until.is_some_and(|until| self.next >= until)
+    }
+
+    /// Offsets between the beginning and the end of what is to be read.
+    fn subscribed(&mut self, answer: &Subscribed) -> Result<u64, LoadError> {
         let (Some(start), Some(end)) = (answer.start_offset, answer.live_offset) else {
             return Err(LoadError::Protocol("no offsets: the stream is not durable".to_owned()));
         };
@@ -293,7 +314,7 @@ impl Lap {
         }
         self.next = start;
         self.until = Some(end);
-        Ok(())
+        Ok(end.0 - start.0)
     }
 
     fn take(&mut self, frame: &Frame) -> Result<Came, LoadError> {
@@ -336,4 +357,63 @@ fn subscribe_frame(target: &Target, shard: u32) -> Bytes {
     })
     .encode_frame(&mut out);
     out.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use felix_wire::client::Records;
+    use felix_wire::id::SubscriptionId;
+
+    use super::*;
+
+    /// A reading that was told where its history begins and ends.
+    fn told(start: u64, end: u64) -> Result<Progress, LoadError> {
+        let mut progress = Progress { next: Offset(0), until: None };
+        let answer = Subscribed {
+            subscription_id: SubscriptionId(1),
+            start_offset: Some(Offset(start)),
+            live_offset: Some(Offset(end)),
+            queue_capacity: None,
+            boot: None,
+        };
+        assert!(!progress.is_done());
+        assert_eq!(progress.subscribed(&answer)?, end - start);
+        Ok(progress)
+    }
+
+    /// A frame of three records of ten bytes from `base` on.
+    fn frame(base: Option<u64>, skipped_before: u64) -> Frame {
+        let mut batch = EventBatch::new(Records::from_payloads([[7; 10]; 3]));
+        batch.base_offset = base.map(Offset);
+        batch.skipped_before = skipped_before;
+        let mut bytes = BytesMut::new();
+        batch.encode_frame(&mut bytes);
+        let mut reader = FrameReader::new(FRAME_PAYLOAD_MAX);
+        reader.push(bytes.freeze());
+        reader.next().unwrap().expect("a whole frame")
+    }
+
+    #[test]
+    fn offsets_that_were_told_as_skipped_are_not_missing() {
+        let mut reading = told(5, 23).unwrap();
+        let came = |missing| Came { payload_bytes: 30, missing };
+        assert_eq!(reading.take(&frame(Some(5), 0)).unwrap(), came(0));
+        assert_eq!(reading.take(&frame(Some(10), 2)).unwrap(), came(0));
+        assert!(!reading.is_done());
+        assert_eq!(reading.take(&frame(Some(20), 3)).unwrap(), came(4));
+        assert!(reading.is_done());
+    }
+
+    #[test]
+    fn what_comes_again_or_without_its_offset_fails_the_run() {
+        let mut reading = told(0, 100).unwrap();
+        reading.take(&frame(Some(0), 0)).unwrap();
+        assert!(reading.take(&frame(Some(2), 0)).is_err());
+        assert!(reading.take(&frame(None, 0)).is_err());
+    }
+
+    #[test]
+    fn a_shard_without_records_has_no_history() {
+        assert!(matches!(told(7, 7), Err(LoadError::Refused { .. })));
+    }
 }
