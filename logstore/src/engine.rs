@@ -32,6 +32,7 @@ use felix_wire::id::Offset;
 use crate::checksum::Epoch;
 use crate::commit::{Mark, MarkKind};
 use crate::id::ShardKey;
+use crate::limits::{BATCH_BYTES_MAX, BATCH_RECORDS_MAX};
 use crate::log::{AppendMeta, Claim, ClaimError, CutPoint, Log, LogConfig, StopReason};
 use crate::names;
 use crate::record::{Batch, BatchKind, encoded_len};
@@ -117,6 +118,8 @@ pub struct Engine {
     spills: spill::Spills,
     reads: reads::Reads,
     memory_bytes: usize,
+    /// A claim waits for memory that the open slot may hold.
+    memory_wanted: bool,
     /// Pieces on their way straight to segments.
     direct_in_flight: usize,
     pool: pool::Pool,
@@ -166,6 +169,7 @@ impl Engine {
             spills: spill::Spills::default(),
             reads: reads::Reads::default(),
             memory_bytes: 0,
+            memory_wanted: false,
             direct_in_flight: 0,
             pool: pool::Pool::default(),
             space_ok: true,
@@ -291,12 +295,18 @@ impl Engine {
             return Err(ClaimError::NoSpace);
         }
         let need = encoded_len(count.get() as usize, payload_bytes.min(u32::MAX as usize));
+        if need > BATCH_BYTES_MAX as usize || (kind != BatchKind::Skip && count.get() > BATCH_RECORDS_MAX) {
+            return Err(ClaimError::TooLarge);
+        }
         let over = |held: usize, max: usize| held > 0 && held.saturating_add(need) > max;
         let max = self.config.memory_bytes_max;
         if stalled || over(self.memory_bytes, max) || over(shard.log.memory_bytes(), max / LOG_MEMORY_SHARE) {
             shard.wants_room = true;
             shard.memory_need = need;
             self.room_waits.insert(log);
+            // What waits in the open slot would wait for ever if nothing more came.
+            self.memory_wanted |= !stalled;
+            self.due.insert(log);
             return Err(ClaimError::NoRoom);
         }
         let claim = shard.log.claim(kind, count, payload_bytes);
@@ -343,6 +353,7 @@ impl Engine {
                 self.tend(log, now);
             }
             self.submit(now);
+            self.free_memory();
             self.spill();
             self.take_ended(now);
             if self.due.is_empty() {
@@ -353,6 +364,23 @@ impl Engine {
         self.tend_fill(now);
         self.tend_closing();
         self.tell_room();
+    }
+
+    /// A claim waits for memory: the open slot is closed, so that what it holds goes to its segments and leaves memory. When
+    /// nothing more was written it would stay there.
+    fn free_memory(&mut self) {
+        if !self.memory_wanted || self.round.is_some() {
+            return;
+        }
+        let holds = self.slots.open().is_some_and(|open| !self.slots.all[open].logs.is_empty());
+        if holds && self.slots.find(slots::SlotState::Standing).is_none() {
+            return;
+        }
+        self.memory_wanted = false;
+        if holds {
+            self.close_slot();
+            self.open_standing();
+        }
     }
 
     /// The next operation to carry out.

@@ -2,8 +2,12 @@
 
 mod support;
 
-use felix_logstore::engine::Event;
+use std::num::NonZeroU32;
+
+use felix_logstore::engine::{EngineConfig, Event};
 use felix_logstore::id::Fsync;
+use felix_logstore::log::ClaimError;
+use felix_logstore::record::BatchKind;
 use felix_runtime::sim::SimRng;
 use felix_wire::id::Offset;
 use support::*;
@@ -31,6 +35,22 @@ fn what_was_published_is_read_back_from_memory_and_from_segments() {
     assert!(
         !world.events.iter().any(|event| matches!(event, Event::DiskTrouble { .. } | Event::Stopped { .. }))
     );
+}
+
+#[test]
+fn the_largest_batch_finds_room_behind_a_small_one_that_nothing_follows() {
+    let change = |config: &mut EngineConfig| config.memory_bytes_max = 32 << 20;
+    let mut world = World::start_with(fresh_disk(7), 1, change);
+    let log = world.create(key(1, 1), Fsync::OnCommit);
+    // It stays in the open slot, and in memory, as long as nothing closes that.
+    assert_eq!(world.publish(log, &[vec![1; 1_000]]), Offset(0));
+    world.settle(log);
+    let large = (16 << 20) - 200;
+    assert_eq!(world.publish(log, &[vec![2; large]]), Offset(1));
+    world.settle(log);
+    let too_large = NonZeroU32::MIN;
+    let claim = world.engine.claim(log, BatchKind::Data, too_large, 16 << 20);
+    assert!(matches!(claim, Err(ClaimError::TooLarge)), "whatever memory holds: {claim:?}");
 }
 
 #[test]

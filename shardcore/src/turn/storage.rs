@@ -37,7 +37,7 @@ const LOG_QUANTILES: [(Counter, Quantile); 7] = [
 ];
 
 /// How often the figures of logs are added up: that looks at every log.
-const FIGURES_EVERY: Duration = Duration::from_secs(1);
+const FIGURES_EVERY: Duration = Duration::from_millis(250);
 
 /// What engines count, in the order in which it is added up.
 const LOG_FIGURES: [Counter; 22] = [
