@@ -314,7 +314,8 @@ impl Life {
         // It has seen everything since the first record, also what retention has removed.
         ledger.check(&seen)?;
         if self.numbered && ledger.unknown() > 0 {
-            return Err(format!("{} records of a producer have an unknown outcome", ledger.unknown()));
+            let why = ledger.why_unknown.as_deref().unwrap_or_default();
+            return Err(format!("{} records of a producer have an unknown outcome: {why}", ledger.unknown()));
         }
         Ok(content)
     }

@@ -37,6 +37,8 @@ pub struct Ledger {
     acked: BTreeMap<(u32, u64), Name>,
     not_written: BTreeSet<Name>,
     unknown: BTreeSet<Name>,
+    /// Why the first of them is.
+    pub why_unknown: Option<String>,
 }
 
 impl Ledger {
@@ -50,6 +52,7 @@ impl Ledger {
             acked: empty,
             not_written: BTreeSet::new(),
             unknown: BTreeSet::new(),
+            why_unknown: None,
         }
     }
 
@@ -78,7 +81,10 @@ impl Ledger {
                 }
             }
             Ok(told) => return Err(format!("{send:?} was answered {told:?}")),
-            Err(error) if error.is_outcome_unknown() => self.unknown.extend(names(send)),
+            Err(error) if error.is_outcome_unknown() => {
+                self.why_unknown.get_or_insert_with(|| format!("{send:?}: {error}"));
+                self.unknown.extend(names(send));
+            }
             Err(_) => self.not_written.extend(names(send)),
         }
         Ok(())

@@ -63,11 +63,24 @@ impl Stage {
         Stage { plane, folder, args, port: 0 }
     }
 
-    /// Starts the broker and waits until it serves; `failpoint` is what ends it, as `FELIX_FAILPOINT` says.
+    /// Starts the broker and waits until it serves; `failpoint` is what ends it, as `FELIX_FAILPOINT` says. The kernel may
+    /// hold the port of a killed process for some milliseconds; then it is started again.
     ///
     /// # Errors
     /// It ended before it served.
     pub fn start(&mut self, failpoint: Option<&str>) -> Result<Running, ExitStatus> {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            let said = self.log().len();
+            let started = self.start_once(failpoint);
+            let in_use = || self.log()[said..].contains("is in use by another process");
+            if started.is_ok() || Instant::now() > end || !in_use() {
+                return started;
+            }
+        }
+    }
+
+    fn start_once(&mut self, failpoint: Option<&str>) -> Result<Running, ExitStatus> {
         let ready = self.path("broker.json");
         let _ = std::fs::remove_file(&ready);
         let bind = format!("--quic-bind=127.0.0.1:{}", self.port);
