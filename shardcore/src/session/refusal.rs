@@ -121,9 +121,9 @@ impl Refusal {
         Refusal::new(ErrorCode::Storage, "the log of the shard failed: whether it was written is not known")
     }
 
-    /// What was asked for cannot be read from the log.
+    /// What was asked for cannot be read from the log: bytes there are damaged, and will be so the next time.
     pub fn unreadable() -> Refusal {
-        let retry = RetryClass::Retry;
+        let retry = RetryClass::Fatal;
         Refusal { retry, ..Refusal::new(ErrorCode::Storage, "the log cannot be read there") }
     }
 

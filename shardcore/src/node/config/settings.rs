@@ -63,7 +63,7 @@ settings! {
     pin: bool = true, "FELIX_PIN";
     /// How long a core looks for work before it parks, in microseconds. 0 parks at once.
     spin_us: u64 = 50, "FELIX_SPIN_US";
-    /// Memory the broker plans with; 0 takes three quarters of what the machine or its cgroup has.
+    /// Memory the broker plans with, beside the buffers of logs; 0 takes three quarters of what the machine or its cgroup has.
     memory: Size = Size(0), "FELIX_MEMORY";
     /// Share of a core's memory for all its replay rings, in percent.
     ring_memory_percent: u64 = 25, "FELIX_RING_MEMORY_PERCENT";
@@ -85,7 +85,7 @@ settings! {
     segment_bytes: Size = Size(256 * MIB), "FELIX_DURABLE_SEGMENT_BYTES";
     /// Each of the four files that small writes of a core are committed to first.
     commit_slot_bytes: Size = Size(64 * MIB), "FELIX_COMMIT_SLOT_BYTES";
-    /// Bytes that may be on their way to one drive from one core; then publishes wait.
+    /// Bytes that may be on their way to one drive from one core; then publishes wait. A core's buffers take twice this and 64MiB.
     log_memory: Size = Size(64 * MIB), "FELIX_LOG_MEMORY";
     /// Bytes kept of each shard of a stream that does not say; 0 keeps everything.
     retention_bytes: Size = Size(0), "FELIX_DURABLE_RETENTION_BYTES";
