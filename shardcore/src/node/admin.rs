@@ -17,7 +17,7 @@ use super::links::Links;
 use super::ready_file::ReadyFile;
 use super::shutdown::{Shutdown, Step};
 use super::status::{NodeStatus, Readiness};
-use super::storage::LogBook;
+use super::storage::{KnownRoots, LogBook};
 use super::tenants::SharedTenants;
 use super::tls::{CertificateFiles, FileWatch};
 use crate::snapshot::FromCore;
@@ -66,6 +66,7 @@ pub struct Admin<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> {
     pub agent: Agent,
     pub links: Links,
     pub logs: LogBook,
+    pub known_roots: KnownRoots,
     pub from_cores: AsyncReceiver<FromCore>,
     pub tenants: SharedTenants,
     pub certificate: Option<Certificate>,
@@ -164,6 +165,8 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
             Event::Core(FromCore::NeedKeys { tenant, kid }) => self.agent.request_keys(&tenant, &kid),
             Event::Core(FromCore::Tenants(report)) => self.tenants.take(report),
             Event::Core(FromCore::Recovered(Ok(volumes))) => {
+                let remembered = self.known_roots.remember(self.logs.roots());
+                remembered.map_err(NodeError::io("data_dir: storage-folders"))?;
                 let starts = self.logs.recovered(volumes, self.status.cores());
                 self.links.volumes(starts);
                 self.status.logs_refused.store(self.logs.refused() as u64, Relaxed);

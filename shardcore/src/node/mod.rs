@@ -46,7 +46,7 @@ use self::ready_file::{Ready, ReadyFile};
 use self::shutdown::Shutdown;
 use self::start::{Cores, Machine, StartedCores};
 use self::status::NodeStatus;
-use self::storage::LogBook;
+use self::storage::{KnownRoots, LogBook};
 use self::tenants::SharedTenants;
 use self::tls::{CertificateFiles, FileWatch, TlsError};
 use self::transport::TransportKeys;
@@ -150,6 +150,8 @@ async fn serve(settings: &Settings) -> Result<(), NodeError> {
     let dirs = settings.storage_dirs();
     let roots = storage::make_roots(&dirs)
         .map_err(|(dir, error)| NodeError::Storage(format!("storage_dir {}: {error}", dir.display())))?;
+    let known_roots = KnownRoots::new(data_dir.map(Path::new));
+    known_roots.check(&roots).map_err(NodeError::Storage)?;
     let kernel_boot = storage::boot_id().map_err(NodeError::io("the kernel's boot id"))?;
     let logs = LogBook::new(roots.clone(), kernel_boot);
     let started = Cores { settings, machine: &machine, keys: &keys, tls, clock, roots: &roots, kernel_boot };
@@ -178,6 +180,7 @@ async fn serve(settings: &Settings) -> Result<(), NodeError> {
         agent,
         links,
         logs,
+        known_roots,
         from_cores,
         tenants,
         certificate,

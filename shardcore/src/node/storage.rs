@@ -6,9 +6,10 @@
 //! Not here: recovery and engines (`turn`), which core leads a shard (`agent::cores`).
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use felix_logstore::id::ShardKey;
+use felix_logstore::names::SHARDS;
 use felix_wire::id::CoreId;
 
 use super::links::Links;
@@ -41,6 +42,11 @@ impl LogBook {
     pub fn new(roots: Vec<PathBuf>, boot: [u8; 16]) -> LogBook {
         let up = roots.is_empty();
         LogBook { roots, boot, up, places: BTreeMap::new(), refused: BTreeMap::new() }
+    }
+
+    /// The folders of the volumes.
+    pub fn roots(&self) -> &[PathBuf] {
+        &self.roots
     }
 
     /// Whether it is known what the volumes hold.
@@ -192,4 +198,75 @@ pub fn make_roots(dirs: &[PathBuf]) -> Result<Vec<PathBuf>, (PathBuf, std::io::E
         made.map_err(|error| (dir.clone(), error))
     };
     dirs.iter().map(make).collect()
+}
+
+/// Remembers in the data folder which folders hold logs, so that one that is missing or empty is not taken for a new one:
+/// its logs would begin anew, at offsets that were acknowledged.
+#[derive(Debug, Default)]
+pub struct KnownRoots {
+    file: Option<PathBuf>,
+}
+
+impl KnownRoots {
+    /// Kept in `data_dir`; without one nothing is remembered.
+    pub fn new(data_dir: Option<&Path>) -> KnownRoots {
+        KnownRoots { file: data_dir.map(|dir| dir.join("storage-folders")) }
+    }
+
+    /// Refuses a start without a folder that had logs.
+    ///
+    /// # Errors
+    /// Says which folder is missing and what to do.
+    pub fn check(&self, roots: &[PathBuf]) -> Result<(), String> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let text = match std::fs::read_to_string(file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(format!("{}: {error}", file.display())),
+        };
+        let anew = format!("Remove {} to begin with empty logs", file.display());
+        for known in text.lines().filter(|line| !line.is_empty()).map(PathBuf::from) {
+            let folder = known.display();
+            if !roots.contains(&known) {
+                return Err(format!("{folder} has logs and is not in storage_dir any more. {anew}"));
+            }
+            if !known.join(SHARDS).is_dir() {
+                return Err(format!("{folder} had logs and is empty now: is its drive mounted? {anew}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// From now on these folders have logs.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn remember(&self, roots: &[PathBuf]) -> std::io::Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let lines: Vec<String> = roots.iter().map(|root| format!("{}\n", root.display())).collect();
+        super::ready_file::write_private(file, lines.concat().as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_had_logs_is_not_taken_for_a_new_one() {
+        let data = tempfile::tempdir().unwrap();
+        let root = data.path().join("log");
+        std::fs::create_dir_all(root.join(SHARDS)).unwrap();
+        let known = KnownRoots::new(Some(data.path()));
+        known.check(std::slice::from_ref(&root)).expect("nothing is known yet");
+        known.remember(std::slice::from_ref(&root)).unwrap();
+        known.check(std::slice::from_ref(&root)).expect("it is there");
+        let elsewhere = data.path().join("other");
+        let error = known.check(&[elsewhere]).unwrap_err();
+        assert!(error.contains("not in storage_dir any more"), "{error}");
+        std::fs::remove_dir(root.join(SHARDS)).unwrap();
+        let error = known.check(std::slice::from_ref(&root)).unwrap_err();
+        assert!(error.contains("is empty now: is its drive mounted?"), "{error}");
+        KnownRoots::new(None).check(&[root]).expect("without a data folder nothing is remembered");
+    }
 }
