@@ -39,7 +39,7 @@ mod armed {
 
     enum Armed {
         Never,
-        /// Names are said, nothing ends.
+        /// Names are said, nothing ends. Behind a lock, because any thread may be the first at a place; never in a shipped build.
         List(Mutex<BTreeSet<String>>),
         At {
             name: String,

@@ -8,16 +8,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use felix_runtime::Tick;
 use felix_runtime::quic::{CLIENT_ALPN, ConnKey, Dir, QuicEvent, ReadOutcome, StreamId, VarInt, client_tls};
-use felix_wire::client::{EventBatch, Message, StartPosition, Subscribe, Subscribed};
+use felix_wire::client::{EventBatch, Message, StartPosition, Subscribed};
 use felix_wire::flags::Flags;
 use felix_wire::frame::{Frame, FrameReader};
-use felix_wire::id::{Offset, ShardIndex};
+use felix_wire::id::Offset;
 use felix_wire::limits::FRAME_PAYLOAD_MAX;
 
 use super::ask::{self, Layout, unexpected};
+use super::reader::subscribe_frame;
 use super::window::Window;
 use super::{LoadError, auth_frame};
 use crate::endpoint::Endpoint;
@@ -208,7 +209,8 @@ impl History<'_> {
                     .map_err(|error| LoadError::Protocol(error.to_string()))?
                 {
                     Message::AuthOk(_) | Message::Ok => {
-                        let mut question = subscribe_frame(&self.plan.target, self.plan.shard);
+                        let mut question =
+                            subscribe_frame(&self.plan.target, self.plan.shard, StartPosition::Earliest);
                         self.endpoint.quic.write(lap.key, stream, &mut question);
                         self.endpoint.quic.finish(lap.key, stream);
                     }
@@ -344,23 +346,9 @@ impl Progress {
     }
 }
 
-fn subscribe_frame(target: &Target, shard: u32) -> Bytes {
-    let mut out = BytesMut::new();
-    Message::Subscribe(Subscribe {
-        tenant_id: target.tenant.as_str().into(),
-        namespace: target.namespace.as_str().into(),
-        stream: target.stream.as_str().into(),
-        subscription_id: None,
-        start: Some(StartPosition::Earliest),
-        shard: (shard > 0).then_some(ShardIndex(shard)),
-        queue_capacity: None,
-    })
-    .encode_frame(&mut out);
-    out.freeze()
-}
-
 #[cfg(test)]
 mod tests {
+    use bytes::BytesMut;
     use felix_wire::client::Records;
     use felix_wire::id::SubscriptionId;
 

@@ -119,7 +119,7 @@ impl Reader {
                     .map_err(|error| LoadError::Protocol(error.to_string()))?
                 {
                     Message::AuthOk(_) | Message::Ok => {
-                        let mut question = subscribe_frame(target, self.subscribed);
+                        let mut question = subscribe_frame(target, self.subscribed, StartPosition::Latest);
                         quic.write(self.key, stream, &mut question);
                         quic.finish(self.key, stream);
                     }
@@ -200,14 +200,15 @@ fn count(
     Ok(())
 }
 
-fn subscribe_frame(target: &Target, shard: u32) -> Bytes {
+/// The request for one shard from `start` on.
+pub(super) fn subscribe_frame(target: &Target, shard: u32, start: StartPosition) -> Bytes {
     let mut out = BytesMut::new();
     Message::Subscribe(Subscribe {
         tenant_id: target.tenant.as_str().into(),
         namespace: target.namespace.as_str().into(),
         stream: target.stream.as_str().into(),
         subscription_id: None,
-        start: Some(StartPosition::Latest),
+        start: Some(start),
         shard: (shard > 0).then_some(ShardIndex(shard)),
         queue_capacity: None,
     })

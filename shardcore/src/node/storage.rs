@@ -213,6 +213,12 @@ impl KnownRoots {
         KnownRoots { file: data_dir.map(|dir| dir.join("storage-folders")) }
     }
 
+    /// The data folder, by the name that the folders of the volumes have.
+    fn base(&self) -> PathBuf {
+        let folder = self.file.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
+        std::fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned())
+    }
+
     /// Refuses a start without a folder that had logs.
     ///
     /// # Errors
@@ -225,7 +231,7 @@ impl KnownRoots {
             Err(error) => return Err(format!("{}: {error}", file.display())),
         };
         let anew = format!("Remove {} to begin with empty logs", file.display());
-        for known in text.lines().filter(|line| !line.is_empty()).map(PathBuf::from) {
+        for known in text.lines().filter(|line| !line.is_empty()).map(|line| self.base().join(line)) {
             let folder = known.display();
             if !roots.contains(&known) {
                 return Err(format!("{folder} has logs and is not in storage_dir any more. {anew}"));
@@ -243,7 +249,10 @@ impl KnownRoots {
     /// The file cannot be written.
     pub fn remember(&self, roots: &[PathBuf]) -> std::io::Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
-        let lines: Vec<String> = roots.iter().map(|root| format!("{}\n", root.display())).collect();
+        // Those inside the data folder are named from there, so that it can be moved as a whole.
+        let base = self.base();
+        let named = |root: &PathBuf| format!("{}\n", root.strip_prefix(&base).unwrap_or(root).display());
+        let lines: Vec<String> = roots.iter().map(named).collect();
         super::ready_file::write_private(file, lines.concat().as_bytes())
     }
 }
@@ -261,6 +270,12 @@ mod tests {
         known.check(std::slice::from_ref(&root)).expect("nothing is known yet");
         known.remember(std::slice::from_ref(&root)).unwrap();
         known.check(std::slice::from_ref(&root)).expect("it is there");
+        // The whole data folder may be moved.
+        let moved = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(moved.path().join("log").join(SHARDS)).unwrap();
+        std::fs::copy(data.path().join("storage-folders"), moved.path().join("storage-folders")).unwrap();
+        let there = KnownRoots::new(Some(moved.path()));
+        there.check(&[moved.path().join("log")]).expect("it is the one that was remembered");
         let elsewhere = data.path().join("other");
         let error = known.check(&[elsewhere]).unwrap_err();
         assert!(error.contains("not in storage_dir any more"), "{error}");
