@@ -70,7 +70,7 @@ pub fn pin_thread(cpu: usize) {
 /// sessions of the machine do not take its CPUs. Needs privileges and a process that leads no process group; without
 /// them it says so and goes on.
 pub fn raise_priority() {
-    let leads = rustix::process::getsid(None) == Ok(rustix::process::getpid());
+    let leads = leads_session(&fs::read_to_string("/proc/self/stat").unwrap_or_default());
     if !leads && rustix::process::setsid().is_err() {
         eprintln!(
             "felix-bench: not in a session of its own; start it with `setsid` for a fair share of the CPUs"
@@ -81,5 +81,29 @@ pub fn raise_priority() {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
     if let Err(error) = fs::write("/proc/self/autogroup", "-20") {
         eprintln!("felix-bench: the scheduling group keeps its weight: {error}");
+    }
+}
+
+/// Whether the process that this `/proc/<pid>/stat` is of leads its session. Read there and not asked with `getsid`:
+/// the session of a process may be led from outside its PID namespace, and then its number is 0.
+fn leads_session(stat: &str) -> bool {
+    let Some((pid, rest)) = stat.split_once(' ') else { return false };
+    // The name of the program is in parentheses and may hold any character, these included.
+    let fields = rest.rsplit_once(')').map_or("", |(_, fields)| fields);
+    // state, parent, process group, session
+    fields.split_whitespace().nth(3) == Some(pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::leads_session;
+
+    #[test]
+    fn a_session_may_be_led_by_oneself_by_another_or_from_outside_the_namespace() {
+        assert!(leads_session("71 (felix-bench) R 70 71 71 0 -1 4194304"));
+        assert!(leads_session("71 (a) 9 9 (b) R 70 71 71 0 -1 4194304"));
+        assert!(!leads_session("71 (felix-bench) R 70 71 12 0 -1 4194304"));
+        assert!(!leads_session("71 (felix-bench) R 0 0 0 0 -1 4194304"));
+        assert!(!leads_session(""));
     }
 }
