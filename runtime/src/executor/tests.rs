@@ -109,6 +109,22 @@ fn a_wait_beside_disk_operations_hears_every_ring() {
 }
 
 #[test]
+fn a_core_may_wait_beside_its_disks_for_ever_without_a_datagram() {
+    let (spec, socket) = core(Duration::ZERO);
+    let join = spawn_core(spec, socket, |mut io| async move {
+        io.set_disk_in_flight(true);
+        // The executor counts the wakers of a task with 15 bits.
+        for _ in 0..40_000 {
+            io.wait(Some(io.now() + Duration::from_micros(1))).await;
+        }
+        let client = std::net::UdpSocket::bind("127.0.0.1:0").expect("a client port");
+        client.send_to(b"x", io.udp.local_addr()).expect("sent");
+        io.wait(None).await
+    });
+    assert_eq!(join.expect("the core starts").join().expect("the core ends"), Wake::Datagram);
+}
+
+#[test]
 fn a_loop_that_only_waits_lets_other_tasks_go_on_beside_a_datagram_nobody_reads() {
     let (spec, socket) = core(Duration::ZERO);
     let join = spawn_core(spec, socket, |mut io| async move {

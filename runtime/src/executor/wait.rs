@@ -16,7 +16,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd};
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::Poll;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake as TaskWake, Waker};
 use std::time::Duration;
 
 use futures::future::{Future, LocalBoxFuture};
@@ -26,13 +28,14 @@ use glommio::timer::Timer;
 use super::CoreIo;
 use crate::clock::Tick;
 use crate::udp::UdpIo;
+use crate::waker::CoreWaker;
 
 /// The longest a core sleeps inside the executor: how late a wake-up comes that the executor overlooked.
 const HEARTBEAT: Duration = Duration::from_millis(1);
 /// How late a busy core sees the completion of a disk operation, about.
-const SERVE_EVERY: Duration = Duration::from_micros(250);
+const SERVE_EVERY: Duration = Duration::from_micros(100);
 /// How late a busy core hands new disk operations to the kernel, about. Serving the rings costs some 20 us.
-const HAND_OVER_EVERY: Duration = Duration::from_micros(100);
+const HAND_OVER_EVERY: Duration = Duration::from_micros(50);
 /// Long enough for a timer that makes a task wait at all, and no longer.
 const MOMENT: Duration = Duration::from_micros(1);
 
@@ -51,7 +54,7 @@ pub enum Wake {
 
 pub(super) struct Wait {
     watched: Rc<UdpSocket>,
-    watch: Option<LocalBoxFuture<'static, ()>>,
+    watch: Option<Watch>,
     spin: Duration,
     disk_in_flight: bool,
     disk_asked: bool,
@@ -64,6 +67,44 @@ impl Wait {
         // SAFETY: `second` is an open UDP socket that nobody else owns; the new value closes it.
         let watched = Rc::new(unsafe { UdpSocket::from_raw_fd(second) });
         Ok(Wait { watched, watch: None, spin, disk_in_flight: false, disk_asked: false, served: Tick::ZERO })
+    }
+}
+
+/// A look at the socket that ends when there is something to read.
+///
+/// It has a waker of its own and is polled only when that was woken: the executor keeps a waker of every poll until the
+/// look ends, which on a quiet socket it never does.
+struct Watch {
+    look: LocalBoxFuture<'static, ()>,
+    state: Arc<WatchState>,
+}
+
+struct WatchState {
+    /// To be polled.
+    due: AtomicBool,
+    core: CoreWaker,
+}
+
+impl TaskWake for WatchState {
+    fn wake(self: Arc<Self>) {
+        self.due.store(true, Ordering::Release);
+        self.core.wake();
+    }
+}
+
+impl Watch {
+    fn new(socket: Rc<UdpSocket>, core: CoreWaker) -> Watch {
+        let state = Arc::new(WatchState { due: AtomicBool::new(true), core });
+        Watch { look: Box::pin(readable(socket)), state }
+    }
+
+    /// Whether there is something to read.
+    fn has_ended(&mut self) -> bool {
+        if !self.state.due.swap(false, Ordering::Acquire) {
+            return false;
+        }
+        let waker = Waker::from(self.state.clone());
+        self.look.as_mut().poll(&mut Context::from_waker(&waker)).is_ready()
     }
 }
 
@@ -169,13 +210,13 @@ impl CoreIo {
         let mut timer = Timer::new(left);
         poll_fn(|context| {
             waker.register(context);
-            if waker.take() {
-                return Poll::Ready(Wake::Rung);
-            }
-            let watch = wait.watch.get_or_insert_with(|| Box::pin(readable(wait.watched.clone())));
-            if watch.as_mut().poll(context).is_ready() {
+            let watch = wait.watch.get_or_insert_with(|| Watch::new(wait.watched.clone(), waker.clone()));
+            if watch.has_ended() {
                 wait.watch = None;
                 return Poll::Ready(Wake::Datagram);
+            }
+            if waker.take() {
+                return Poll::Ready(Wake::Rung);
             }
             Pin::new(&mut timer).poll(context).map(|_| Wake::Deadline)
         })
