@@ -9,6 +9,7 @@ mod changes;
 mod commit;
 mod config;
 mod counts;
+mod directs;
 mod event;
 mod flush;
 mod latency;
@@ -40,6 +41,7 @@ use crate::script::{Desk, Scripts};
 
 pub use config::EngineConfig;
 pub use counts::{Counts, Gauges};
+use directs::Directs;
 pub use event::{Event, LogId, ReadError, ReadId};
 pub use latency::{BUCKETS, Histogram, Latencies};
 use scripts::Ended;
@@ -121,7 +123,7 @@ pub struct Engine {
     /// A claim waits for memory that the open slot may hold.
     memory_wanted: bool,
     /// Pieces on their way straight to segments.
-    direct_in_flight: usize,
+    directs: Directs,
     pool: pool::Pool,
     space_ok: bool,
     space: space::Space,
@@ -170,7 +172,7 @@ impl Engine {
             reads: reads::Reads::default(),
             memory_bytes: 0,
             memory_wanted: false,
-            direct_in_flight: 0,
+            directs: Directs::default(),
             pool: pool::Pool::default(),
             space_ok: true,
             space: space::Space::default(),
@@ -409,7 +411,10 @@ impl Engine {
             (can_write && !self.unmarked.is_empty()).then(|| self.last_settle + self.config.idle_after);
         let extra = self.extra_slot_due().filter(|due| *due > self.now);
         let flush = (self.flushes.is_free() && !self.behind.is_empty()).then_some(self.next_flush);
-        [Some(self.next_space), idle, flush, extra, self.pool.next_timeout()].into_iter().flatten().min()
+        [Some(self.next_space), idle, flush, extra, self.pool.next_timeout(), self.directs.next_timeout()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Bytes of all logs in memory on their way to segments.

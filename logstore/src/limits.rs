@@ -39,6 +39,9 @@ pub const DIRECT_BYTES: usize = 64 << 10;
 /// The same while spilling is behind.
 pub const DIRECT_BYTES_BEHIND: usize = 16 << 10;
 
+/// A piece of so many bytes need not wait until fewer than two others of its log are on their way.
+pub const DEEP_BYTES: usize = 128 << 10;
+
 /// What one piece takes at most, unless a single batch is larger.
 pub const PIECE_BYTES_MAX: usize = 1 << 20;
 

@@ -19,6 +19,9 @@ use felix_runtime::file::{
     Outcome, ReadBuf, ReadRoom, SharedBuf, Token,
 };
 
+/// The most that is read at once.
+const READ_BYTES_MAX: usize = 2 << 20;
+
 /// Where scripts hand in operations. Clones are the same desk.
 #[derive(Clone)]
 pub struct Desk {
@@ -220,7 +223,7 @@ impl Desk {
         while out.len() < bytes {
             // A short read that ended inside a block is asked for again from that block's beginning.
             let whole = out.len() - out.len() % felix_runtime::file::BLOCK_BYTES;
-            let read = self.read(file, at + whole as u64, (bytes - whole).min(1 << 20)).await?;
+            let read = self.read(file, at + whole as u64, (bytes - whole).min(READ_BYTES_MAX)).await?;
             if read.is_empty()
                 || (whole + read.len() <= out.len() && self.ends_at(file, at + out.len() as u64).await?)
             {

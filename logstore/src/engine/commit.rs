@@ -13,11 +13,14 @@ use crate::commit::mark::MARK_BYTES;
 use crate::commit::round::{PIECE_HEAD_BYTES, PRIOR_BYTES, ROUND_HEAD_BYTES};
 use crate::commit::{Mark, MarkKind, PieceHead, Prior, Round};
 use crate::id::{Fsync, RoundNumber};
-use crate::limits::{BLOCK, DIRECT_BYTES, DIRECT_BYTES_BEHIND, MARKS_SHARE, PIECE_BYTES_MAX};
+use crate::limits::{BLOCK, DEEP_BYTES, DIRECT_BYTES, DIRECT_BYTES_BEHIND, MARKS_SHARE, PIECE_BYTES_MAX};
 use crate::log::{Piece, PieceId, StopReason};
 
 /// Bytes of one round, so that it does not wait for a buffer that is larger than others need.
 const ROUND_BYTES_MAX: u64 = 4 << 20;
+
+/// Small writes to one segment in flight at once: what comes meanwhile gathers to larger ones.
+const SMALL_DEPTH: usize = 2;
 
 /// What a round says beside its pieces.
 struct Lists {
@@ -44,6 +47,7 @@ impl Engine {
     /// Submits what can be submitted.
     pub(super) fn submit(&mut self, now: Tick) {
         let able = self.take_ready();
+        self.directs.look_again();
         let alone = able.len() == 1;
         let threshold = if self.slots.behind() { DIRECT_BYTES_BEHIND } else { DIRECT_BYTES };
         let mut packed = Vec::new();
@@ -53,7 +57,10 @@ impl Engine {
             let (direct, in_round) = shard.log.in_flight();
             let goes_direct = bytes >= threshold || (alone && bytes as u64 >= BLOCK);
             if goes_direct {
-                if in_round == 0 && direct < self.config.direct_depth && self.write_direct(log, now) {
+                let depth = if bytes >= DEEP_BYTES { self.config.direct_depth } else { SMALL_DEPTH };
+                let allowed = in_round == 0 && direct < depth.min(self.config.direct_depth);
+                let waits = allowed && bytes < DEEP_BYTES && self.directs.are_enough(now);
+                if allowed && !waits && self.write_direct(log, now) {
                     self.due.insert(log);
                 } else {
                     self.requeue(log, false);
@@ -107,7 +114,7 @@ impl Engine {
         }
         let file = if dsync { files.dsync } else { files.plain };
         let (desk, at) = (self.desk.clone(), piece.place.byte);
-        self.direct_in_flight += 1;
+        self.directs.begin(now);
         let written = Written {
             piece: piece.id,
             run: piece.run,
@@ -130,7 +137,7 @@ impl Engine {
         now: Tick,
     ) {
         let Written { piece, run, bytes, batches, asked } = written;
-        self.direct_in_flight -= 1;
+        self.directs.end(asked);
         self.due.insert(log);
         self.with(log, |log| log.run_written(run));
         match result {

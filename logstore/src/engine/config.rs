@@ -29,7 +29,7 @@ pub struct EngineConfig {
     pub slot_bytes: u64,
     /// Bytes of all logs that may be in memory on their way to segments.
     pub memory_bytes_max: usize,
-    /// Writes to one segment in flight at once.
+    /// Writes to one segment in flight at once; of small ones two, so that those behind them gather.
     pub direct_depth: usize,
     /// From one flush to the next, of logs with `Fsync::Periodic`.
     pub flush_every: Duration,
@@ -66,7 +66,7 @@ impl EngineConfig {
             slots: SLOTS_MIN,
             slot_bytes: 64 << 20,
             memory_bytes_max: 64 << 20,
-            direct_depth: 2,
+            direct_depth: 8,
             flush_every: Duration::from_millis(250),
             idle_after: Duration::from_millis(100),
             space_low_bytes: 1 << 30,

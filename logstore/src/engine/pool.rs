@@ -150,7 +150,7 @@ impl Engine {
             self.drop_fill();
             return;
         }
-        let busy = self.round.is_some() || self.direct_in_flight > 0;
+        let busy = self.round.is_some() || !self.directs.is_empty();
         let bytes = self.config.pool_fill_bytes;
         match &mut self.pool.fill {
             None => self.begin_fill(now),

@@ -3,7 +3,7 @@
 //! Invariants: a segment that is being read is neither closed nor used again; at most a bounded number of reads and handles.
 //! Not here: where an offset is (`log`), the walk itself (`scripts`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use felix_runtime::file::FileId;
 use felix_wire::id::Offset;
@@ -11,7 +11,7 @@ use felix_wire::id::Offset;
 use super::scripts::{self, Ended, Page, PageError};
 use super::{Engine, Event, LogId, ReadError, ReadId};
 use crate::id::SegmentSeq;
-use crate::log::ReadPlan;
+use crate::log::{FilePlan, ReadPlan};
 use crate::names;
 
 #[derive(Debug, Default)]
@@ -21,7 +21,20 @@ pub(super) struct Reads {
     files: BTreeMap<(LogId, SegmentSeq), (FileId, u64)>,
     under_way: usize,
     clock: u64,
+    /// Where pages that were read end: a reader that goes on begins right there, however coarse the index is.
+    ends: VecDeque<PageEnd>,
 }
+
+/// One past the last batch of a page: an offset and its byte. A hint like those of the index.
+#[derive(Debug, Clone, Copy)]
+struct PageEnd {
+    log: LogId,
+    segment: SegmentSeq,
+    at: (Offset, u64),
+}
+
+/// Ends of pages that are kept; the oldest goes.
+const PAGE_ENDS_MAX: usize = 64;
 
 impl Reads {
     pub fn is_read(&self, log: LogId, segment: SegmentSeq) -> bool {
@@ -43,6 +56,26 @@ impl Reads {
 
     pub fn under_way(&self) -> usize {
         self.under_way
+    }
+
+    /// The plan beginning where a page before it ended, when one did.
+    fn go_on(&self, log: LogId, plan: &mut FilePlan) {
+        let ends_here = |end: &&PageEnd| {
+            end.log == log
+                && end.segment == plan.segment
+                && end.at.0 == plan.wanted
+                && end.at.1 >= plan.base_byte
+        };
+        if let Some(end) = self.ends.iter().rev().find(ends_here) {
+            plan.hint = end.at;
+        }
+    }
+
+    fn note_end(&mut self, end: PageEnd) {
+        if self.ends.len() == PAGE_ENDS_MAX {
+            self.ends.pop_front();
+        }
+        self.ends.push_back(end);
     }
 
     /// All handles.
@@ -89,6 +122,7 @@ impl Engine {
             ReadPlan::File(_) if self.reads.under_way >= self.config.reads_max => failed(ReadError::Busy),
             ReadPlan::File(mut plan) => {
                 let key = (log, plan.segment);
+                self.reads.go_on(log, &mut plan);
                 self.reads.clock += 1;
                 if plan.file.is_none()
                     && let Some((file, used)) = self.reads.files.get_mut(&key)
@@ -111,13 +145,19 @@ impl Engine {
     }
 
     pub(super) fn page_read(&mut self, read: ReadId, log: LogId, page: Page) {
-        let Page { segment, batches, error, seen, bad_hint, opened } = page;
+        let Page { segment, batches, error, seen, next, bad_hint, opened } = page;
         self.reads.release(log, segment);
         self.due.insert(log);
         if let Some(file) = opened {
             self.keep_file(log, segment, file);
         }
         self.drop_retired(log, segment);
+        if bad_hint {
+            self.reads.ends.retain(|end| (end.log, end.segment) != (log, segment));
+        }
+        if let Some(at) = next {
+            self.reads.note_end(PageEnd { log, segment, at });
+        }
         if let Some(index) = self.logs.get_mut(&log).and_then(|shard| shard.log.index_mut(segment)) {
             if bad_hint {
                 index.clear();

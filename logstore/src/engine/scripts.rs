@@ -245,6 +245,8 @@ pub(super) struct Page {
     pub error: Option<PageError>,
     /// Batches passed on the way, for the index.
     pub seen: Vec<(Offset, u64)>,
+    /// Where the batch behind the last one begins, or the padding before it.
+    pub next: Option<(Offset, u64)>,
     /// The hint was wrong: the index is to be forgotten.
     pub bad_hint: bool,
     /// A handle that was opened for it.
@@ -263,6 +265,7 @@ pub(super) async fn read_page(desk: &Desk, plan: FilePlan, path: DiskPath, bytes
         batches: Vec::new(),
         error: None,
         seen: Vec::new(),
+        next: None,
         bad_hint: false,
         opened: None,
     };
@@ -298,6 +301,7 @@ pub(super) async fn read_page(desk: &Desk, plan: FilePlan, path: DiskPath, bytes
         page.error = None;
         page.bad_hint = true;
         page.seen.clear();
+        page.next = None;
         walk_page(desk, &plan, file, bytes_max, &mut page).await;
     }
     page
@@ -320,13 +324,20 @@ async fn walk_page(desk: &Desk, plan: &FilePlan, file: FileId, bytes_max: usize,
                 }
                 bytes += batch.bytes().len();
                 if !page.batches.is_empty() && bytes > bytes_max {
+                    page.next = Some((batch.head().base, byte));
                     return;
                 }
                 page.batches.push(batch);
+                page.next = Some((walk.due, walk.byte));
             }
             Step::Need(need) => {
+                let left = bytes_max.saturating_sub(bytes);
+                if !page.batches.is_empty() && need > left {
+                    return;
+                }
+                let ahead = if walk.due < plan.wanted { WINDOW_BYTES.min(bytes_max) } else { left };
                 let from = walk.byte - walk.byte % BLOCK;
-                let want = (walk.byte - from) as usize + need.max(WINDOW_BYTES.min(bytes_max));
+                let want = ((walk.byte - from) as usize + need).max(ahead);
                 // Not further than the last block that is known to be written.
                 let there = (plan.limit_byte.next_multiple_of(BLOCK) - from) as usize;
                 let read = desk.read_all(file, from, want.next_multiple_of(BLOCK as usize).min(there)).await;

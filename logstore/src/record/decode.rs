@@ -139,7 +139,7 @@ pub fn decode(bytes: &[u8], epoch: Epoch) -> Result<Found, BatchFault> {
     let mut used = 0;
     for record in 0..records {
         let RawRecord { len, checksum, delta, payload } = record_at(&mut fields)?;
-        let own = extend(extend(extend(seed, &len.to_le_bytes()), delta), payload);
+        let own = extend(extend(seed, [len.to_le_bytes(), delta].as_flattened()), payload);
         if own != checksum {
             return Err(BatchFault::RecordChecksum { record });
         }
@@ -159,7 +159,7 @@ pub fn decode(bytes: &[u8], epoch: Epoch) -> Result<Found, BatchFault> {
 struct RawRecord<'a> {
     len: u32,
     checksum: u32,
-    delta: &'a [u8],
+    delta: [u8; 4],
     payload: &'a [u8],
 }
 
@@ -167,7 +167,7 @@ fn record_at<'a>(fields: &mut Fields<'a>) -> Result<RawRecord<'a>, BatchFault> {
     let short = BatchFault::Malformed("a record reaches past the batch");
     let len = fields.u32().ok_or(short)?;
     let checksum = fields.u32().ok_or(short)?;
-    let delta = fields.bytes(4).ok_or(short)?;
+    let delta = fields.bytes(4).and_then(|delta| delta.try_into().ok()).ok_or(short)?;
     let payload = fields.bytes(len as usize).ok_or(short)?;
     Ok(RawRecord { len, checksum, delta, payload })
 }
@@ -196,7 +196,7 @@ impl Iterator for Records<'_> {
         }
         let mut fields = Fields::new(self.batch.bytes.get(self.at..)?);
         let RawRecord { delta, payload, .. } = record_at(&mut fields).ok()?;
-        let delta = i64::from(i32::from_le_bytes(delta.try_into().ok()?));
+        let delta = i64::from(i32::from_le_bytes(delta));
         let record = Record {
             offset: Offset(head.base.0 + u64::from(self.next)),
             timestamp_ms: head.timestamp_ms.saturating_add_signed(delta),

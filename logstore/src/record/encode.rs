@@ -53,11 +53,10 @@ impl Encoder {
     pub fn push(&mut self, timestamp_ms: u64, payload: &[u8]) {
         let delta = i128::from(timestamp_ms) - i128::from(self.head.timestamp_ms);
         let delta = delta.clamp(i128::from(i32::MIN), i128::from(i32::MAX)) as i32;
-        let len = (payload.len() as u32).to_le_bytes();
-        let delta = delta.to_le_bytes();
+        let (len, delta) = ((payload.len() as u32).to_le_bytes(), delta.to_le_bytes());
         let begin = self.out.len();
         Writer::new(&mut self.out).bytes(&len).u32(0).bytes(&delta);
-        let mut crc = extend(extend(self.seed, &len), &delta);
+        let mut crc = extend(self.seed, [len, delta].as_flattened());
         for part in payload.chunks(PASS_BYTES) {
             crc = extend(crc, part);
             self.out.extend_from_slice(part);
