@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use felix_logstore::engine::{Engine, EngineConfig, Event, LogId, ReadId};
 use felix_logstore::id::{Fsync, Run, ShardKey};
+use felix_logstore::limits::DEEP_BYTES;
 use felix_logstore::log::{Log, LogConfig, LogState};
 use felix_logstore::retention::Retention;
 use felix_runtime::clock::Tick;
@@ -102,6 +103,8 @@ pub struct Store {
     reads: Slab<PageFor>,
     /// Reads that wait until others have ended.
     waiting: VecDeque<PageWanted>,
+    /// Bytes of the batch that came last.
+    batch_bytes: usize,
     /// Reads were started since `poll`: what is in memory is answered already.
     asked: bool,
     closed: usize,
@@ -141,6 +144,7 @@ impl Store {
             serving: BTreeMap::new(),
             reads: Slab::new(),
             waiting: VecDeque::new(),
+            batch_bytes: 0,
             asked: false,
             closed: 0,
         })
@@ -214,6 +218,16 @@ impl Store {
     /// The shard a log serves.
     pub fn shard_of(&self, at: LogAt) -> Option<ShardId> {
         self.serving.get(&at).copied()
+    }
+
+    /// A batch of so many bytes was appended.
+    pub fn note_batch(&mut self, bytes: usize) {
+        self.batch_bytes = bytes;
+    }
+
+    /// Whether batches come that are worth a write each.
+    pub fn takes_large_batches(&self) -> bool {
+        self.batch_bytes >= DEEP_BYTES
     }
 
     /// Reads a page of what is settled below `until`; an event answers.

@@ -124,6 +124,7 @@ impl Logged {
         let batch = engine.append(at.log, claim, meta, records.iter().map(|payload| (unix_ms, payload)));
         assert!(batch.is_some(), "a log that gave a claim is there for its append");
         let records = job.records;
+        store.note_batch(records.encoded_len());
         self.claimed_bytes += records.encoded_len();
         self.claimed.push_back(Claimed { to: from, token, base, records });
         Taken::Claimed(base)

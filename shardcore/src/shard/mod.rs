@@ -89,7 +89,7 @@ pub struct Shard {
     ring: Ring,
     links: SmallVec<[Link; 4]>,
     senders: SmallVec<[Sender; 4]>,
-    /// The shard of a durable stream; its ring holds the newest of what is settled.
+    /// The shard of a durable stream; its ring holds the newest of what was settled while somebody reads.
     logged: Option<Logged>,
     numbers: Numbers,
 }
@@ -297,14 +297,20 @@ impl Shard {
         let Some(logged) = &mut self.logged else { return };
         while let Some(claimed) = logged.pop_settled(end) {
             let Some(count) = NonZeroU32::new(claimed.records.count()) else { continue };
-            // What does not fit is read from the log.
-            let bytes = claimed.records.encoded_len();
-            self.ring.make_room(bytes, Offset(u64::MAX));
-            while self.ring.bytes() + bytes > free_bytes && self.ring.evict_oldest(Offset(u64::MAX)) > 0 {}
-            let claim = self.ring.claim(count);
-            let appended = self.ring.append(claim, claimed.records, Offset(u64::MAX));
-            assert_eq!(appended.base(), claimed.base, "the ring goes on where the log does");
-            let what = ShardOutput::Published { token: claimed.token, base: appended.base(), logged: true };
+            if self.links.is_empty() {
+                // Whoever comes to read it begins in the log.
+                assert_eq!(self.ring.pass(count), claimed.base, "the ring goes on where the log does");
+            } else {
+                // What does not fit is read from the log.
+                let bytes = claimed.records.encoded_len();
+                self.ring.make_room(bytes, Offset(u64::MAX));
+                while self.ring.bytes() + bytes > free_bytes && self.ring.evict_oldest(Offset(u64::MAX)) > 0 {
+                }
+                let claim = self.ring.claim(count);
+                let appended = self.ring.append(claim, claimed.records, Offset(u64::MAX));
+                assert_eq!(appended.base(), claimed.base, "the ring goes on where the log does");
+            }
+            let what = ShardOutput::Published { token: claimed.token, base: claimed.base, logged: true };
             let answer = FromShard { shard: self.id, generation: self.generation, what };
             cx.out.push((claimed.to, answer));
         }

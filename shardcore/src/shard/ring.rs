@@ -131,6 +131,15 @@ impl Ring {
         Appended { base: claim.base }
     }
 
+    /// Lets the next `count` offsets pass without their records, and everything before them go. Gives the first.
+    pub fn pass(&mut self, count: NonZeroU32) -> Offset {
+        self.slots.clear();
+        (self.bytes, self.records) = (0, 0);
+        let base = self.end;
+        self.end = Offset(base.0 + u64::from(count.get()));
+        base
+    }
+
     /// Evicts the oldest slot if it lies wholly below `pin`; the bytes that gave, 0 for none.
     pub fn evict_oldest(&mut self, pin: Offset) -> usize {
         match self.slots.front() {

@@ -21,8 +21,6 @@ use super::counters::CoreCounters;
 use super::disks::{CoreStorage, Disks, wait_unserved};
 use crate::snapshot::{CoreLimits, FromCore, ToCore};
 
-/// Bytes received before the machines run.
-const RECV_BYTES: usize = 1 << 20;
 /// Messages taken from other cores before the machines run.
 const MAIL_BATCH: usize = 1_024;
 /// Trains in one send batch.
@@ -186,7 +184,7 @@ async fn run(mut core: Core, mut io: CoreIo, mut links: Links, mut disks: Option
     let mut batch = Transmits::new(TRANSMITS);
     loop {
         let now = io.now();
-        let received = io.udp.recv(RECV_BYTES, |datagram| {
+        let received = io.udp.recv(core.receive_bytes(), |datagram| {
             let RecvDatagram { remote, local_ip, ecn, data } = datagram;
             core.handle_datagram(now, Datagram { remote, local_ip, ecn, data });
         });

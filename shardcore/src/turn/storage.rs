@@ -205,6 +205,16 @@ impl Core {
         }
     }
 
+    /// How many bytes to receive before the next turn. Of large batches for a log about one: the disk can have it while
+    /// the next arrives. Small ones gather.
+    pub fn receive_bytes(&self) -> usize {
+        match &self.store {
+            None => 1 << 20,
+            Some(store) if store.takes_large_batches() => 256 << 10,
+            Some(_) => 512 << 10,
+        }
+    }
+
     /// Lets the logs do what they can and takes what they tell.
     pub(super) fn run_store(&mut self, now: Tick) {
         let Some(store) = &mut self.store else { return };

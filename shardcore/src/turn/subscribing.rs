@@ -427,8 +427,7 @@ impl Core {
             self.quic.finish(conn, stream);
             return self.end_subscription(now, token);
         }
-        if let Some(from) = live.cursor.wants_page() {
-            let bytes_max = self.limits.history_frame_bytes.min(self.limits.subscriber_queue_bytes);
+        if let Some((from, bytes_max)) = live.cursor.wants_page() {
             let owner = self.feeds.get(&(shard, generation)).map(|f| f.owner);
             let what = ShardInput::Pull { reader: Reader::CatchUp(token), from, bytes_max };
             if let Some(owner) = owner {

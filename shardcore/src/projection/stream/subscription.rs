@@ -1,8 +1,8 @@
 //! One subscriber: what it was sent, what waits for it, what it lost. Sans-io.
 //! Scope: one per subscription, on the core of its connection. Owns: its queue of shared frames and the bytes on their way.
 //! Invariants: frames leave in offset order, no offset twice; the queue stays within its bound, which one pull (policy
-//! Block) or one page of history (asked for when the queue is empty) may exceed; every record that is skipped is counted
-//! in `dropped`, and of a durable stream none is: one that does not keep up reads from the log.
+//! Block) may exceed, or a page of history that is one batch (others are asked for at a quarter of it); every record
+//! that is skipped is counted in `dropped`, and of a durable stream none is: one that does not keep up reads from the log.
 //! Not here: when the shard is read (`feed`), the QUIC stream (`turn`).
 
 use std::collections::VecDeque;
@@ -21,6 +21,9 @@ pub struct QueueLimits {
     pub frames_max: usize,
     pub bytes_max: usize,
 }
+
+/// The largest page asked for. Two of them, one leaving and one being read, keep the disk and the network busy.
+const PAGE_BYTES_MAX: usize = 2 << 20;
 
 /// What a subscription is like.
 #[derive(Clone, Copy, Debug)]
@@ -156,12 +159,16 @@ impl Subscription {
         self.queue_bytes + self.staged.iter().map(Bytes::len).sum::<usize>()
     }
 
-    /// Offset of the page to ask the owner for, when it wants one; the caller sends the pull.
-    pub fn wants_page(&mut self) -> Option<Offset> {
+    /// Offset and bytes of the page to ask the owner for, when it wants one; the caller sends the pull. It is asked for
+    /// while the one before leaves, so that reading and sending overlap.
+    pub fn wants_page(&mut self) -> Option<(Offset, usize)> {
+        let bytes_max = (self.kind.limits.bytes_max / 4).clamp(1, PAGE_BYTES_MAX);
+        let frames_max = self.kind.limits.frames_max / 2;
+        let room = self.queue.is_empty() || (self.queue_bytes <= bytes_max && self.queue.len() <= frames_max);
         match self.phase {
-            Phase::CatchUp { asked: false } if self.queue.is_empty() && self.ending.is_none() => {
+            Phase::CatchUp { asked: false } if room && self.ending.is_none() => {
                 self.phase = Phase::CatchUp { asked: true };
-                Some(self.next)
+                Some((self.next, bytes_max))
             }
             _ => None,
         }
@@ -206,7 +213,9 @@ impl Subscription {
     pub fn lose_until(&mut self, oldest: Offset) {
         self.lose(oldest.0.saturating_sub(self.next.0));
         self.next = self.next.max(oldest);
-        self.undelivered = self.undelivered.max(oldest);
+        if self.queue.is_empty() {
+            self.undelivered = self.undelivered.max(oldest);
+        }
         self.phase = Phase::CatchUp { asked: false };
     }
 

@@ -195,7 +195,7 @@ impl World {
     }
 
     fn ask(&mut self) {
-        if let Some(from) = self.sub.wants_page() {
+        if let Some((from, _)) = self.sub.wants_page() {
             assert!(self.asked.is_none(), "one page at a time");
             self.asked = Some(from.0);
         }
@@ -318,12 +318,17 @@ fn an_ending_comes_after_the_queue_or_after_the_frame_on_its_way() {
     }
 }
 
+/// Where the page begins that it asks for.
+fn asks(sub: &mut Subscription) -> Option<Offset> {
+    sub.wants_page().map(|(from, _)| from)
+}
+
 #[test]
 fn history_that_has_gone_altogether_is_counted_as_lost() {
     let limits = QueueLimits { frames_max: 4, bytes_max: 1 << 20 };
     let kind = kind(limits, SlowSubscriber::DropNew);
     let mut sub = Subscription::new(Offset(2), Offset(9), kind, Bytes::new());
-    assert_eq!(sub.wants_page(), Some(Offset(2)));
+    assert_eq!(asks(&mut sub), Some(Offset(2)));
     assert!(sub.take_page(&Page { slots: Vec::new(), next: Offset(9) }, Offset(9), PAGE));
     assert_eq!(sub.dropped(), 7);
 }
@@ -358,11 +363,11 @@ fn a_durable_subscription_that_does_not_keep_up_reads_the_log_and_loses_nothing(
         offer(&mut sub, base);
     }
     assert_eq!(read_events(&drain(&mut sub, usize::MAX)), [0, 1]);
-    assert_eq!(sub.wants_page(), Some(Offset(2)));
-    assert_eq!(sub.wants_page(), None, "one page at a time");
+    assert_eq!(asks(&mut sub), Some(Offset(2)));
+    assert_eq!(asks(&mut sub), None, "one page at a time");
     assert!(!sub.take_page(&Page { slots: vec![slot(2, 4, 8)], next: Offset(6) }, Offset(10), PAGE));
     assert_eq!(read_events(&drain(&mut sub, usize::MAX)), [2, 3, 4, 5]);
-    assert_eq!(sub.wants_page(), Some(Offset(6)));
+    assert_eq!(asks(&mut sub), Some(Offset(6)));
     assert!(sub.take_page(&Page { slots: vec![slot(6, 4, 8)], next: Offset(10) }, Offset(10), PAGE));
     assert_eq!(read_events(&drain(&mut sub, usize::MAX)), [6, 7, 8, 9]);
     assert!(offer(&mut sub, 10), "it is live again");
@@ -370,10 +375,25 @@ fn a_durable_subscription_that_does_not_keep_up_reads_the_log_and_loses_nothing(
 }
 
 #[test]
+fn the_next_page_is_asked_for_while_the_one_before_leaves() {
+    let mut sub = logged(0, 100);
+    let (from, bytes_max) = sub.wants_page().unwrap();
+    assert_eq!(from, Offset(0));
+    let small = Page { slots: vec![slot(0, 1, bytes_max / 2)], next: Offset(1) };
+    assert!(!sub.take_page(&small, Offset(100), PAGE));
+    assert_eq!(asks(&mut sub), Some(Offset(1)), "less than a page is queued");
+    let large = Page { slots: vec![slot(1, 1, bytes_max)], next: Offset(2) };
+    assert!(!sub.take_page(&large, Offset(100), PAGE));
+    assert_eq!(asks(&mut sub), None, "more than a page is queued");
+    drain(&mut sub, usize::MAX);
+    assert_eq!(asks(&mut sub), Some(Offset(2)));
+}
+
+#[test]
 fn a_durable_subscription_reads_in_the_log_what_its_feed_did_not_see() {
     let mut sub = logged(0, 0);
     assert!(offer(&mut sub, 5), "it has to be looked at");
-    assert_eq!(sub.wants_page(), Some(Offset(0)));
+    assert_eq!(asks(&mut sub), Some(Offset(0)));
     assert!(sub.take_page(&Page { slots: vec![slot(0, 6, 8)], next: Offset(6) }, Offset(6), PAGE));
     assert_eq!(read_events(&drain(&mut sub, usize::MAX)), [0, 1, 2, 3, 4, 5]);
     assert_eq!(sub.dropped(), 0);
@@ -382,7 +402,7 @@ fn a_durable_subscription_reads_in_the_log_what_its_feed_did_not_see() {
 #[test]
 fn offsets_without_records_are_told_as_skipped_and_not_as_lost() {
     let mut sub = logged(0, 9);
-    assert_eq!(sub.wants_page(), Some(Offset(0)));
+    assert_eq!(asks(&mut sub), Some(Offset(0)));
     let page = Page { slots: vec![slot(0, 1, 8)], next: Offset(9) };
     assert!(sub.take_page(&page, Offset(9), PAGE));
     assert!(offer(&mut sub, 9));
