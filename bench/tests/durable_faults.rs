@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use durable::{DEADLINE, SMALL_FILES, Stage};
 use felix_sdk::{
-    BatchLimits, Bytes, Client, ErrorCode, Idempotence, PublishError, Publisher, Start, SubscribeError,
+    BatchLimits, Bytes, Client, ErrorCode, Idempotence, PublishError, Publisher, RetryClass, Start,
+    SubscribeError,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -83,14 +84,19 @@ fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap().success());
 }
 
-/// The shard is not served, and everybody is told so in the same words.
+/// The shard is not served, and everybody is told so in the same words: what is wrong and where to look, and that trying
+/// again does not help.
 async fn assert_refused(client: &Client, stream: &str, why: &str) {
     let publisher = plain(client, stream).await;
     let error = publisher.send("more", None).await.unwrap().await.unwrap_err();
-    assert_eq!(error.code(), Some(&ErrorCode::ShardUnavailable), "{why}: {error}");
-    assert!(!error.is_outcome_unknown(), "{why}: {error}");
+    let told = |text: &str| text.contains("volume 0:/") && text.contains("felix-broker inspect log");
+    assert_eq!(error.code(), Some(&ErrorCode::Storage), "{why}: {error}");
+    assert_eq!(error.retry_class(), RetryClass::Fatal, "{why}: {error}");
+    assert!(told(&error.to_string()), "{why}: {error}");
     let error = read(client, stream, 1).await.unwrap_err();
-    assert_eq!(error.code(), Some(&ErrorCode::ShardUnavailable), "{why}: {error}");
+    assert_eq!(error.code(), Some(&ErrorCode::Storage), "{why}: {error}");
+    assert_eq!(error.retry_class(), RetryClass::Fatal, "{why}: {error}");
+    assert!(told(&error.to_string()), "{why}: {error}");
 }
 
 /// A stopped broker's `hurt` stream is damaged in one place; `well` is another stream of it.

@@ -54,6 +54,8 @@ pub enum Owner {
     Node { node: NodeId, addr: Option<Arc<str>>, generation: Generation },
     /// Nobody. The reason is one of client-protocol 8 (`not_assigned`, `owner_unavailable`, ...).
     Nobody { reason: &'static str },
+    /// Nobody, until somebody has done something about what is wrong with its log here.
+    NoLog { why: Arc<str> },
 }
 
 /// A stream as the catalog and the assignments describe it.

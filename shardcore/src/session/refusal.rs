@@ -127,6 +127,13 @@ impl Refusal {
         Refusal { retry, ..Refusal::new(ErrorCode::Storage, "the log cannot be read there") }
     }
 
+    /// The broker has no log for the shard: `why` is for whoever runs it, and trying again does not help.
+    pub fn no_log(why: &str) -> Refusal {
+        let message = format!("the shard is not served, because its broker cannot use its log: {why}");
+        let retry = RetryClass::Fatal;
+        Refusal { retry, message: Cow::Owned(message), ..Refusal::new(ErrorCode::Storage, "") }
+    }
+
     /// The memory for unfinished frames is needed for others.
     pub fn no_room() -> Refusal {
         let refusal = Refusal::new(ErrorCode::Overloaded, "no room for the frame");
@@ -166,6 +173,7 @@ impl Refusal {
                 Refusal::new(ErrorCode::NotLeader, "another node serves the shard")
             }
             RouteError::Unavailable { reason } => Refusal::unavailable(reason),
+            RouteError::NoLog { why } => Refusal::no_log(why),
         }
     }
 

@@ -289,6 +289,10 @@ impl Core {
             }
             Some(Owner::Node { .. }) => self.refuse_lane(id, &Refusal::unavailable("stale")),
             Some(Owner::Nobody { reason }) => self.refuse_lane(id, &Refusal::unavailable(reason)),
+            Some(Owner::NoLog { why }) => {
+                let refusal = Refusal::no_log(why);
+                self.refuse_lane(id, &refusal);
+            }
             None => self.refuse_lane(id, &Refusal::unknown_stream()),
         }
     }
