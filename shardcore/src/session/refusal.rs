@@ -7,7 +7,7 @@ use felix_wire::client::{Error, Message, RefusalReason};
 use felix_wire::error_code::{ErrorCode, ErrorDetail, RetryClass};
 
 use crate::route::RouteError;
-use crate::shard::mail::{NotWritten, NumberRefusal};
+use crate::shard::mail::{Doubt, NotWritten, NumberRefusal};
 use crate::snapshot::Routes;
 
 /// What a client is told when it does not get what it asked for.
@@ -109,6 +109,7 @@ impl Refusal {
                 }));
                 return refusal;
             }
+            NotWritten::Deleted => return Refusal::deleted(),
             NotWritten::TooLarge => return Refusal::limit("the batch is larger than a log can hold at once"),
         };
         let mut refusal = Refusal::new(code, message);
@@ -116,9 +117,22 @@ impl Refusal {
         refusal
     }
 
-    /// The log of the shard failed while the publish was on its way to the disk.
-    pub fn outcome_unknown() -> Refusal {
-        Refusal::new(ErrorCode::Storage, "the log of the shard failed: whether it was written is not known")
+    /// The publish was on its way to the disk when something happened to the log of the shard.
+    pub fn outcome_unknown(why: Doubt) -> Refusal {
+        let (code, message) = match why {
+            Doubt::LogFailed => {
+                (ErrorCode::Storage, "the log of the shard failed: whether it was written is not known")
+            }
+            Doubt::Moved => {
+                (ErrorCode::LeadershipLost, "the shard moved: whether it was written is not known")
+            }
+        };
+        Refusal::new(code, message)
+    }
+
+    /// The stream was deleted while the publish was on its way. Nobody has seen it, and nobody will.
+    fn deleted() -> Refusal {
+        Refusal { message: Cow::Borrowed("the stream was deleted"), ..Refusal::unknown_stream() }
     }
 
     /// What was asked for cannot be read from the log: bytes there are damaged, and will be so the next time.

@@ -221,12 +221,12 @@ impl Core {
                 }
                 self.refuse_job(token, Refusal::not_written(why));
             }
-            ShardOutput::Unknown { token } => {
+            ShardOutput::Unknown { token, why } => {
                 if let Some(lane) = self.lanes.get_mut(&answer.shard) {
                     lane.published(now);
                 }
                 self.counters.add(Counter::PublishesUnknown, 1);
-                self.settle(token, Some(Outcome::Refused(Box::new(Refusal::outcome_unknown()))));
+                self.settle(token, Some(Outcome::Refused(Box::new(Refusal::outcome_unknown(why)))));
             }
             ShardOutput::Bounced { job, why } => {
                 self.counters.add(Counter::PublishesBounced, 1);

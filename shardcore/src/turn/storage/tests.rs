@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use felix_logstore::driver::Driver;
-use felix_logstore::id::{Fsync, Run};
+use felix_logstore::id::{Fsync, Run, ShardKey};
 use felix_logstore::log::LogState;
 use felix_logstore::recovery::{LOCK_WAIT, Recovery, RecoveryConfig};
 use felix_logstore::retention::Retention;
@@ -13,14 +13,16 @@ use felix_runtime::clock::Tick;
 use felix_runtime::file::{BufPool, Disk, DiskError, Done, Token, VolumeId};
 use felix_runtime::sim::{DiskFaults, Fault, OpKind, SimDisk};
 use felix_wire::client::Records;
+use felix_wire::error_code::ErrorCode;
 use felix_wire::id::{CoreId, Generation, Incarnation, Offset, ProducerId, Sequence, ShardIndex};
 use felix_wire::routing::KeyMapping;
 
 use super::super::core::{Core, Mail};
 use super::super::tests::bare_core;
+use crate::session::refusal::Refusal;
 use crate::shard::mail::{
-    Bounce, Job, JobToken, LanePos, NotWritten, NumberRefusal, PageLoss, Reader, ShardInput, ShardOutput,
-    Start, SubToken, ToShard,
+    Bounce, Doubt, Job, JobToken, LanePos, NotWritten, NumberRefusal, PageLoss, Reader, ShardInput,
+    ShardOutput, Start, SubToken, ToShard,
 };
 use crate::snapshot::{
     CoreLimits, FromCore, LogOrder, Owner, Routes, ShardId, StreamName, StreamRoute, StreamUid, ToCore,
@@ -215,7 +217,7 @@ impl World {
         let answers = std::mem::take(&mut self.answers);
         let settled = answers.into_iter().filter_map(|answer| match answer {
             ShardOutput::Published { token, base, logged: true } => Some((token.0, Some(base.0))),
-            ShardOutput::Unknown { token } => Some((token.0, None)),
+            ShardOutput::Unknown { token, .. } => Some((token.0, None)),
             ShardOutput::Subscribed { .. } | ShardOutput::Page { .. } => None,
             other => panic!("another answer: {other:?}"),
         });
@@ -417,6 +419,59 @@ fn a_log_moves_to_another_core_with_all_it_holds() {
     world.run(Duration::from_millis(20));
     assert_eq!(world.settled(), [(50, Some(50))]);
     assert_eq!(world.read(1, 0), (0..=50).collect::<Vec<_>>());
+}
+
+/// A publish is in flight, and a second copy of it waits for the first, when the log is taken away.
+fn answers_when_the_log_goes(order: impl Fn(ShardKey) -> LogOrder) -> Vec<ShardOutput> {
+    let mut world = World::new(Fsync::OnCommit);
+    world.serve(0, LogSource::New);
+    let numbered = |sequence| Some((ProducerId(5), Sequence(sequence)));
+    world.publish(0, 0, numbered(0));
+    world.run(Duration::from_millis(20));
+    assert_eq!(world.settled(), [(0, Some(0))]);
+    for token in [1, 2] {
+        let records = Records::from_payloads([b"the same"]);
+        world.send(0, Job { token: JobToken(token), records, producer: numbered(1) });
+    }
+    world.turn();
+    let key = world.route(Owner::Nobody { reason: "moving" }).log_key(ShardIndex(0));
+    world.cores[0].handle_admin(world.now, ToCore::Log(order(key)));
+    world.run(Duration::from_millis(50));
+    std::mem::take(&mut world.answers)
+}
+
+#[test]
+fn what_was_on_its_way_when_its_stream_was_deleted_is_told_so() {
+    let answers =
+        answers_when_the_log_goes(|key| LogOrder::Delete { key, volume: 0, source: LogSource::New });
+    assert!(
+        matches!(
+            answers[..],
+            [
+                ShardOutput::Refused { token: JobToken(1), why: NotWritten::Deleted },
+                ShardOutput::Refused { token: JobToken(2), why: NotWritten::Deleted }
+            ]
+        ),
+        "{answers:?}"
+    );
+    let told = Refusal::not_written(NotWritten::Deleted);
+    assert_eq!((told.code, &*told.message), (ErrorCode::NotFound, "the stream was deleted"));
+}
+
+#[test]
+fn what_was_on_its_way_when_its_shard_moved_has_an_unknown_outcome_and_no_log_failed() {
+    let answers = answers_when_the_log_goes(|key| LogOrder::Release { key });
+    assert!(
+        matches!(
+            answers[..],
+            [
+                ShardOutput::Unknown { token: JobToken(1), why: Doubt::Moved },
+                ShardOutput::Unknown { token: JobToken(2), why: Doubt::Moved }
+            ]
+        ),
+        "{answers:?}"
+    );
+    assert_eq!(Refusal::outcome_unknown(Doubt::Moved).code, ErrorCode::LeadershipLost);
 }
 
 #[test]
