@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use felix_wire::limits::{FRAME_PAYLOAD_MAX, KEY_LEN_MAX, NAME_LEN_MAX};
+
 /// One address is given up after this long (client-protocol 6).
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -94,6 +96,8 @@ pub const PUBLISH_IN_FLIGHT_MAX: usize = 1_024;
 pub const BATCH_RECORDS_MAX: usize = 1_024;
 /// Bytes merged into one frame unless the publisher says otherwise.
 pub const BATCH_BYTES_MAX: usize = 256 << 10;
+/// Most bytes of records merged into one frame, whatever its names and key are.
+pub const FRAME_RUN_BYTES_MAX: usize = FRAME_PAYLOAD_MAX as usize - 3 * NAME_LEN_MAX - KEY_LEN_MAX - 64;
 /// Encoded bytes waiting for the transport; beyond it records stay unmerged in the lane's queue.
 pub const WRITE_AHEAD_BYTES: usize = 512 << 10;
 /// Records of at least this size are handed to the transport without a copy.

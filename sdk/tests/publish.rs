@@ -283,6 +283,55 @@ async fn a_partial_batch_lingers_and_a_full_one_does_not() {
 }
 
 #[tokio::test]
+async fn a_frame_that_cannot_become_full_does_not_linger() {
+    let broker = FakeBroker::start(1).await;
+    let client = broker.connect().await;
+    let limits = BatchLimits { max_records: 1_000, max_bytes: 1 << 20, linger: Duration::from_secs(3_600) };
+    let publisher = client.publisher("s").batch(limits).budget_bytes(1_000).open().await.unwrap();
+    let mut receipts = Vec::new();
+    let sending = async {
+        for number in 0..100 {
+            receipts.push(publisher.send(format!("{number}"), None).await.unwrap());
+        }
+    };
+    tokio::time::timeout(DEADLINE, sending).await.expect("the budget comes back");
+    publisher.flush().await.unwrap();
+    all_ok(std::mem::take(&mut receipts)).await;
+    // The same for those who do not wait for room.
+    let sending = async {
+        for number in 0..100 {
+            loop {
+                match publisher.try_publish(format!("{number}"), None) {
+                    Ok(receipt) => break receipts.push(receipt),
+                    Err(TryPublishError::Full) => drop(receipts.remove(0).await.unwrap()),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, sending).await.expect("the receipts come");
+    publisher.flush().await.unwrap();
+    assert_eq!(broker.state.lock().record_count(), 200);
+    assert!(broker.state.lock().publishes.iter().any(|p| p.records > 1), "frames are merged still");
+}
+
+#[tokio::test]
+async fn limits_above_those_of_the_protocol_are_taken_as_these() {
+    let broker = FakeBroker::start(1).await;
+    let client = broker.connect().await;
+    let most =
+        BatchLimits { max_records: usize::MAX, max_bytes: usize::MAX, linger: Duration::from_secs(3_600) };
+    let publisher = client.publisher("s").batch(most).budget_bytes(64 << 20).open().await.unwrap();
+    let mut receipts = Vec::new();
+    for _ in 0..70_000 {
+        receipts.push(publisher.send("", None).await.unwrap());
+    }
+    broker.state.when("a full frame", |s| (s.record_count() == 65_536).then_some(())).await;
+    publisher.flush().await.unwrap();
+    all_ok(receipts).await;
+}
+
+#[tokio::test]
 async fn unacknowledged_records_have_all_arrived_when_a_flush_returns() {
     let broker = FakeBroker::start(3).await;
     let client = broker.connect().await;

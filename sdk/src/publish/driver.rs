@@ -146,7 +146,8 @@ impl Driver {
         self.retiring = self.retiring.take().or(mail.retiring);
         self.closed |= mail.closed;
         self.looking &= mail.look.is_none();
-        self.lane.hurry(self.closed || !self.flushes.is_empty() || self.retiring.is_some());
+        let waited_for = !self.flushes.is_empty() || self.core.is_hurried();
+        self.lane.hurry(self.closed || waited_for || self.retiring.is_some());
         mail.look
     }
 
