@@ -79,8 +79,17 @@ pub const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 pub const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 /// Bytes written and not yet acknowledged by the transport, per connection.
 pub const SEND_WINDOW_BYTES: u64 = 8 << 20;
-/// Event streams one connection may have open (client-protocol 1.1).
-pub const EVENT_STREAMS_MAX: u32 = 1_024;
+/// Subscriptions of one connection; more of them get another one.
+pub const EVENT_STREAMS_PER_CONNECTION: u32 = 1_024;
+/// Event streams the broker may have open on one connection: those that have just ended may not be given back yet.
+pub const EVENT_STREAMS_MAX: u32 = 2 * EVENT_STREAMS_PER_CONNECTION;
+/// Publish streams of one connection; more of them get another one. Brokers allow 1,024 streams (client-protocol 1.1), and
+/// requests need some.
+pub const LANES_PER_CONNECTION: u32 = 768;
+/// Connections to one core of a broker. Only thousands of publish streams or subscriptions need more than one.
+pub const CONNECTIONS_PER_CORE: usize = 8;
+/// Shards a subscription asks for at once when it is opened, so that each has its own deadline.
+pub const OPENING_MAX: usize = 128;
 /// An event stream nobody asked for is closed after this long.
 pub const UNCLAIMED_STREAM_AGE: Duration = Duration::from_secs(30);
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use fake::{Answers, DEADLINE, FakeBroker};
 use felix_sdk::{
-    AckMode, BatchLimits, Bytes, Deadlines, ErrorCode, KeyMapping, Offset, PublishError, Receipt,
-    TryPublishError, shard_for,
+    AckMode, BatchLimits, Bytes, Deadlines, Error, ErrorCode, KeyMapping, Offset, PublishError, Receipt,
+    RetryClass, TryPublishError, shard_for,
 };
 use felix_wire::features::Features;
 
@@ -329,6 +329,65 @@ async fn limits_above_those_of_the_protocol_are_taken_as_these() {
     broker.state.when("a full frame", |s| (s.record_count() == 65_536).then_some(())).await;
     publisher.flush().await.unwrap();
     all_ok(receipts).await;
+}
+
+/// A record for every shard.
+async fn one_for_each_shard(publisher: &felix_sdk::Publisher, shards: u32) -> Vec<Receipt> {
+    let mut left: Vec<u32> = (0..shards).collect();
+    let mut receipts = Vec::new();
+    for number in 0_u64.. {
+        let name = number.to_string();
+        let shard = shard_for(Some(name.as_bytes()), shards, KeyMapping::JumpHash).get();
+        if let Ok(at) = left.binary_search(&shard) {
+            left.remove(at);
+            receipts.push(publisher.send(name.clone(), key(&name)).await.unwrap());
+        }
+        if left.is_empty() {
+            break;
+        }
+    }
+    receipts
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_shards_than_a_connection_has_streams_get_another_connection() {
+    let broker = FakeBroker::start(1_600).await;
+    let client = broker.connect().await;
+    let publisher = client.publisher("s").open().await.unwrap();
+    let receipts = one_for_each_shard(&publisher, 1_600).await;
+    assert_eq!(all_ok(receipts).await.len(), 1_600);
+    // 768 each.
+    assert_eq!(client.connection_count(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_allows_few_streams_gets_more_connections() {
+    let broker = FakeBroker::start_with_streams(20, 8).await;
+    let deadlines = Deadlines { request: Duration::from_millis(500), ..Deadlines::default() };
+    let client = broker.client().deadlines(deadlines).connect().await.unwrap();
+    let publisher = client.publisher("s").retry_refused(DEADLINE).open().await.unwrap();
+    let receipts = one_for_each_shard(&publisher, 20).await;
+    assert_eq!(all_ok(receipts).await.len(), 20);
+    assert!(client.connection_count() >= 3, "{}", client.connection_count());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_no_more_connections_may_be_made_the_error_says_what_was_waited_for() {
+    let broker = FakeBroker::start_with_streams(12, 1).await;
+    let deadlines = Deadlines { request: Duration::from_millis(200), ..Deadlines::default() };
+    let client = broker.client().deadlines(deadlines).connect().await.unwrap();
+    let publisher = client.publisher("s").retry_refused(Duration::from_secs(2)).open().await.unwrap();
+    let receipts = one_for_each_shard(&publisher, 12).await;
+    let mut errors = Vec::new();
+    for receipt in receipts {
+        errors.extend(tokio::time::timeout(DEADLINE, receipt).await.expect("answered").err());
+    }
+    assert!(!errors.is_empty(), "there are only 8 connections");
+    for error in errors {
+        assert!(matches!(error, PublishError::Unavailable(Error::NoStream { .. })), "{error:?}");
+        assert_eq!(error.retry_class(), RetryClass::Retry);
+        assert!(error.to_string().contains("no stream to the broker is free"), "{error}");
+    }
 }
 
 #[tokio::test]

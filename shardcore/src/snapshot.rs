@@ -194,6 +194,8 @@ pub struct CoreLimits {
     pub preauth_frame_bytes_max: u32,
     /// Streams of a connection on which nothing has authenticated.
     pub preauth_streams_max: u32,
+    /// Streams an authenticated connection may have open.
+    pub streams_max: u32,
     /// From the handshake to the first successful `auth` of a connection.
     pub auth_timeout: Duration,
     /// Connections of this core, and from one address.
@@ -256,6 +258,7 @@ impl Default for CoreLimits {
             frame_bytes_max: 16 << 20,
             preauth_frame_bytes_max: 64 << 10,
             preauth_streams_max: 16,
+            streams_max: 1_024,
             auth_timeout: Duration::from_secs(10),
             connections_max: 8_192,
             connections_per_ip_max: 512,

@@ -13,7 +13,7 @@ use felix_wire::id::ProducerId;
 use felix_wire::routing::shard_for;
 
 use crate::client::Shared;
-use crate::connection::Link;
+use crate::connection::{Link, Seat, Use};
 use crate::error::{Error, PublishError};
 use crate::name::StreamName;
 use crate::publish::Options;
@@ -201,10 +201,14 @@ impl Core {
         self.table().lanes.iter().for_each(|inbox| inbox.bell.notify_one());
     }
 
-    /// A connection to `leader`, else to whoever owns `shard`.
-    pub(crate) async fn link_to(&self, shard: u32, leader: Option<ShardOwner>) -> Result<Arc<Link>, Error> {
+    /// A connection with room for one more publish stream to `leader`, else to whoever owns `shard`.
+    pub(crate) async fn link_to(
+        &self,
+        shard: u32,
+        leader: Option<ShardOwner>,
+    ) -> Result<(Arc<Link>, Seat), Error> {
         let owner = leader.or_else(|| self.table().owner(shard));
-        self.shared.link_to(owner.as_ref()).await
+        self.shared.link_to(owner.as_ref(), Use::Lane).await
     }
 
     /// The stream is on disk, as far as a broker told.
