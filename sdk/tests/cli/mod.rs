@@ -173,10 +173,17 @@ impl Place {
 
     /// A cluster that serves.
     pub fn start(&self, more: &[&str]) -> Dev<'_> {
+        self.start_in(&self.contexts(), more)
+    }
+
+    /// The same, which saves its context in a folder of others.
+    pub fn start_in(&self, contexts: &Path, more: &[&str]) -> Dev<'_> {
         // Left by one that was killed.
         let _ = std::fs::remove_file(self.ready_file());
         let log = std::fs::File::create(self.0.path().join("dev.log")).unwrap();
-        let child = self.dev(more).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        let mut command = self.dev(more);
+        command.env("FELIX_CONTEXT_DIR", contexts).stdout(Stdio::null()).stderr(log);
+        let child = command.spawn().unwrap();
         let mut process = Ended(child);
         wait_for("the ready file", || {
             let log = std::fs::read_to_string(self.0.path().join("dev.log")).unwrap_or_default();
