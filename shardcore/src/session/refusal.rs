@@ -95,6 +95,10 @@ impl Refusal {
     pub fn not_written(why: NotWritten) -> Refusal {
         let (code, message) = match why {
             NotWritten::NoSpace => (ErrorCode::Storage, "the volume of the log is nearly full"),
+            NotWritten::VolumeGone => {
+                (ErrorCode::Storage, "the storage folder of the log is gone from its place")
+            }
+            NotWritten::NoFile => (ErrorCode::Storage, "no further file of the log can be made"),
             NotWritten::Stopped => {
                 (ErrorCode::Storage, "the log of the shard has failed and takes no writes")
             }

@@ -101,6 +101,10 @@ pub enum Bounce {
 pub enum NotWritten {
     /// The volume of the log is nearly full.
     NoSpace,
+    /// The folder of the log's volume is not there any more.
+    VolumeGone,
+    /// The log needs another file, and none can be made.
+    NoFile,
     /// The log failed and takes no writes until the process has started again.
     Stopped,
     /// More than a batch of the log can hold.

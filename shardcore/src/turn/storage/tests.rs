@@ -522,6 +522,39 @@ fn writes_to_a_volume_that_is_nearly_full_are_refused_and_go_on_when_there_is_sp
 }
 
 #[test]
+fn a_volume_whose_folder_is_gone_is_not_told_as_full_and_goes_on_when_it_is_back() {
+    let mut world = World::new(Fsync::OnCommit);
+    world.serve(0, LogSource::New);
+    world.disk.choose_faults(|asked| {
+        let by_name = matches!(
+            asked.kind,
+            OpKind::Open | OpKind::Rename | OpKind::Unlink | OpKind::List | OpKind::Space
+        );
+        by_name.then_some(Fault::Error(DiskError::Missing))
+    });
+    let mut refused = None;
+    for token in 0..200 {
+        let records = Records::from_payloads([vec![7; 20_000]]);
+        world.send(0, Job { token: JobToken(token), records, producer: None });
+        world.run(Duration::from_millis(20));
+        refused = std::mem::take(&mut world.answers).into_iter().find_map(|answer| match answer {
+            ShardOutput::Refused { why, .. } => Some(why),
+            _ => None,
+        });
+        if refused.is_some() {
+            break;
+        }
+    }
+    assert_eq!(refused, Some(NotWritten::VolumeGone));
+    world.disk.choose_faults(|_| None);
+    world.run(Duration::from_secs(2));
+    world.answers.clear();
+    world.publish(0, 1_000, None);
+    world.run(Duration::from_millis(20));
+    assert!(matches!(world.settled()[..], [(1_000, Some(_))]));
+}
+
+#[test]
 fn a_range_that_cannot_be_read_is_told_and_others_go_on() {
     let mut world = World::new(Fsync::OnCommit);
     world.serve(0, LogSource::New);
