@@ -97,6 +97,37 @@ fn with_two_clusters_commands_find_the_last_one_and_then_the_one_that_still_runs
     first.start(&[]).stop();
     assert_eq!(std::fs::read_dir(&running).unwrap().count(), 0);
     cli::run(&contexts, &["stream", "ls"]).fails(2, "no control plane is known");
+    // The broker left the names of streams beside their logs.
+    let log = first.data().join("broker/log");
+    let shown = cli::run(&contexts, &["inspect", "log", log.to_str().unwrap()]).ok();
+    assert!(shown.contains("  demo/default/orders/0\n"), "{shown}");
+}
+
+#[test]
+fn a_stream_is_served_when_its_creation_returns() {
+    let place = Place::new();
+    let dev = place.start(&[]);
+    for number in 0..10 {
+        let name = format!("made-{number}");
+        let shards = (1 + number * 7).to_string();
+        place.run(&["stream", "create", &name, "--shards", &shards]).ok();
+        // Asked once: nothing here waits for anything.
+        let shown = place.run(&["shard", "ls", "--name", &name, "--cores", "--output", "json"]).json();
+        let shown = shown.as_array().unwrap();
+        assert_eq!(shown.len().to_string(), shards);
+        assert!(shown.iter().all(|shard| shard["core"].is_u64()), "{shown:?}");
+    }
+    // A broker that does not answer: the stream is there, and what is not known is said.
+    let broker = dev.pid("broker");
+    cli::signal(broker, "STOP");
+    let create = ["stream", "create", "later"];
+    let done = place.run(&create);
+    let quick = place.run(&[&create[..], &["--no-wait"]].concat());
+    cli::signal(broker, "CONT");
+    assert!(done.stderr.contains("it may not be served yet: after 5 s no broker has answered"), "{done:?}");
+    done.ok();
+    assert!(quick.stderr.contains("exists already") && !quick.stderr.contains("served"), "{quick:?}");
+    dev.stop();
 }
 
 #[test]
