@@ -265,7 +265,7 @@ impl Link {
         token: &str,
     ) -> Result<AuthedStream, Error> {
         let mut stream =
-            AuthedStream { send, recv: FrameRecv::new(recv), granted: Granted::SILENT, seat: None };
+            AuthedStream { send, recv: FrameRecv::new(recv), granted: Granted::SILENT, _seat: None };
         let (lo, hi) = client_features().words(true);
         let auth = Auth {
             tenant_id: Cow::Borrowed(&self.identity.tenant),

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::dev_file::{DEFAULT_CONTEXT, DevFile, context_path};
+use super::dev_file::{DEFAULT_CONTEXT, DevFile, context_path, find_context};
 use super::failure::{Failure, Outcome};
 
 /// Namespace when none is named (control-plane-api 13.1).

@@ -86,7 +86,7 @@ pub(crate) struct AuthedStream {
     /// What the answer to this stream's `auth` granted.
     pub(crate) granted: Granted,
     /// Its place on the connection, for one that stays open.
-    pub(crate) seat: Option<Seat>,
+    pub(crate) _seat: Option<Seat>,
 }
 
 impl AuthedStream {

@@ -163,7 +163,7 @@ impl Driver {
     async fn open_stream(&mut self) -> Result<AuthedStream, Error> {
         let (link, seat) = self.core.link_to(self.shard, self.leader.take()).await?;
         let opened = async {
-            let stream = AuthedStream { seat: Some(seat), ..link.open().await? };
+            let stream = AuthedStream { _seat: Some(seat), ..link.open().await? };
             let granted = &stream.granted;
             if self.core.options().acked() && !granted.flags.contains(Flags::PUBLISH_ACKED) {
                 return Err(Error::NotServed { what: "acknowledged binary publishes" });

@@ -149,8 +149,7 @@ async fn serve(settings: &Settings) -> Result<(), NodeError> {
     let status = Arc::new(NodeStatus::new(cores));
     let registration = identity::registration(settings, node_id, broker_addr);
     tracing::info!(%broker_addr, metrics = %metrics_addr, cores, node = node_id, "starting");
-    let dirs = settings.storage_dirs();
-    let roots = storage::make_roots(&dirs)
+    let roots = storage::make_roots(&settings.storage_dirs())
         .map_err(|(dir, error)| NodeError::Storage(format!("storage_dir {}: {error}", dir.display())))?;
     let known_roots = KnownRoots::new(data_dir.map(Path::new));
     known_roots.check(&roots).map_err(NodeError::Storage)?;
