@@ -9,6 +9,8 @@ use crate::client::Client;
 /// # Errors
 /// `Usage` for what is missing, else what the client said.
 pub async fn connect(settings: &Settings) -> Outcome<Client> {
+    // Of what is missing, this is named first.
+    settings.tenant()?;
     connect_to(settings, settings.brokers()?).await
 }
 
