@@ -22,5 +22,5 @@ build:
 test:
 	.ci/tools
 	$(CARGO) build --profile ci --workspace --features $(FEATURES) --bins
-	$(CARGO) nextest run --cargo-profile ci --workspace --features $(FEATURES)
+	$(CARGO) nextest run --no-fail-fast --cargo-profile ci --workspace --features $(FEATURES)
 	.venv/bin/python -m pytest -q -p no:cacheprovider bench/tests/python

@@ -108,6 +108,31 @@ async fn every_way_to_publish_arrives_once_and_in_order_for_readers_from_either_
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousands_of_shards_are_published_to_and_read_by_one_client() {
+    const WIDE: u32 = 4_096;
+    const RECORDS: usize = 20_000;
+    let dev = Dev::start(WIDE, &BLOCK);
+    let client = dev.client().await;
+    let mut events = client.subscribe("s").open().await.unwrap_or_else(|error| panic!("{error}"));
+    let publisher = client.publisher("s").open().await.unwrap();
+    let mut receipts = Vec::new();
+    for number in 0..RECORDS {
+        let text = Bytes::from(number.to_string());
+        receipts.push(publisher.send(text.clone(), text).await.unwrap());
+    }
+    let mut shards = std::collections::BTreeSet::new();
+    for receipt in receipts {
+        shards.insert(receipt.await.unwrap().shard);
+    }
+    // More than a connection to each of the four cores has streams for.
+    assert!(shards.len() > 4_000, "{}", shards.len());
+    let mut read = Read::default();
+    read.until(&mut events, |read| read.count == RECORDS).await;
+    assert!(read.gaps.is_empty(), "{:?}", read.gaps);
+    read.assert_dense();
+}
+
 #[tokio::test]
 async fn a_broker_that_dies_is_a_gap_in_every_shard_and_then_the_subscription_goes_on() {
     let mut dev = Dev::start(SHARDS, &BLOCK);

@@ -1,4 +1,5 @@
-//! The connections to one broker: one for anything, and one per core that is needed. Scope: per broker address.
+//! The connections to one broker: one for anything, and one per core that is needed, each with more beside it when it has
+//! as many streams as it may. Scope: per broker address.
 //! Owns: live links, and when a lost one may be dialled again.
 //! Invariants: at most one attempt per slot at a time, attempts after a failure are spaced; a connection that
 //! did not land on the core it aimed at ends the aiming, since then nothing on the way keeps the choice.
@@ -14,8 +15,9 @@ use tokio::time::Instant;
 
 use crate::address::HostPort;
 use crate::backoff::{Backoff, jitter_seed};
-use crate::connection::{Identity, Link};
+use crate::connection::{Identity, Link, Seat, Use};
 use crate::error::Error;
+use crate::limits::CONNECTIONS_PER_CORE;
 
 /// One broker.
 pub(crate) struct Broker {
@@ -47,45 +49,55 @@ impl Broker {
 
     /// Where the broker is, when a connection to it is live.
     pub(crate) fn remote(&self) -> Option<SocketAddr> {
-        self.any_core.peek().map(|link| link.remote())
+        self.any_core.live().first().map(|link| link.remote())
     }
 
-    /// A live connection, whichever core it is on; dials when there is none.
+    /// A live connection for requests, whichever core it is on; dials when there is none.
     ///
     /// # Errors
     /// What the attempt said. May wait for the spacing of attempts first.
     pub(crate) async fn link(&self) -> Result<Arc<Link>, Error> {
-        self.any_core.get(|| self.connect(None)).await
+        self.on_any_core(Use::Requests).await.map(|(link, _)| link)
     }
 
-    /// A live connection on `core`, as far as the broker told its cores and the way there keeps the choice; else
-    /// any connection.
+    /// A live connection with room for one more stream of that kind, on `core`, as far as the broker told its cores and
+    /// the way there keeps the choice; else any connection.
     ///
     /// # Errors
-    /// As [`Broker::link`].
-    pub(crate) async fn link_on(&self, core: Option<CoreId>) -> Result<Arc<Link>, Error> {
+    /// As [`Broker::link`], and [`Error::NoStream`].
+    pub(crate) async fn link_on(&self, core: Option<CoreId>, what: Use) -> Result<(Arc<Link>, Seat), Error> {
         let any = self.link().await?;
         let (Some(core), Some(cores), Some(here)) = (core, any.granted().cores, any.granted().core) else {
-            return Ok(any);
+            return self.on_any_core(what).await;
         };
-        let Ok(aim) = u8::try_from(core.get()) else { return Ok(any) };
+        let Ok(aim) = u8::try_from(core.get()) else { return self.on_any_core(what).await };
         if core == here || u32::from(core.get()) >= cores || !self.aimable.load(Ordering::Relaxed) {
-            return Ok(any);
+            return self.on_any_core(what).await;
         }
         let slot = self.lock_cores().entry(aim).or_default().clone();
-        let link = slot.get(|| self.connect(Some(aim))).await?;
+        let (link, seat) = slot.get(what, || self.connect(Some(aim))).await?;
         if link.granted().core == Some(core) {
-            return Ok(link);
+            return Ok((link, seat));
         }
         self.aimable.store(false, Ordering::Relaxed);
         self.lock_cores().clear();
-        Ok(any)
+        self.on_any_core(what).await
+    }
+
+    async fn on_any_core(&self, what: Use) -> Result<(Arc<Link>, Seat), Error> {
+        // More connections than one are wanted where the first one is.
+        let aim = self.any_core.live().first().and_then(|link| link.granted().core);
+        let aim = aim.filter(|_| self.aimable.load(Ordering::Relaxed));
+        let aim = aim.and_then(|core| u8::try_from(core.get()).ok());
+        self.any_core.get(what, || self.connect(aim)).await
     }
 
     /// Every live connection.
     pub(crate) fn live_links(&self) -> Vec<Arc<Link>> {
         let cores: Vec<_> = self.lock_cores().values().cloned().collect();
-        self.any_core.peek().into_iter().chain(cores.iter().filter_map(|slot| slot.peek())).collect()
+        let mut links = self.any_core.live();
+        links.extend(cores.iter().flat_map(|slot| slot.live()));
+        links
     }
 
     async fn connect(&self, core: Option<u8>) -> Result<Link, Error> {
@@ -97,13 +109,13 @@ impl Broker {
     }
 }
 
-/// Room for one link.
+/// The links to one core. There is one, unless its streams are used up.
 #[derive(Default)]
 struct LinkSlot {
     /// Held over a whole attempt, so that there is one at a time.
     attempts: tokio::sync::Mutex<Attempts>,
-    /// The link of the last successful attempt.
-    link: Mutex<Option<Arc<Link>>>,
+    /// Of the successful attempts.
+    links: Mutex<Vec<Arc<Link>>>,
 }
 
 #[derive(Default)]
@@ -113,20 +125,33 @@ struct Attempts {
 }
 
 impl LinkSlot {
-    fn peek(&self) -> Option<Arc<Link>> {
-        self.lock().clone().filter(|link| link.is_live())
+    /// The links that are live, in the order they were made.
+    fn live(&self) -> Vec<Arc<Link>> {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        links.retain(|link| link.is_live());
+        links.clone()
     }
 
-    async fn get<F>(&self, connect: impl FnOnce() -> F) -> Result<Arc<Link>, Error>
+    /// A seat on the first link that has one.
+    fn seat(&self, what: Use) -> Option<(Arc<Link>, Seat)> {
+        self.live().into_iter().find_map(|link| link.seat(what).map(|seat| (link, seat)))
+    }
+
+    async fn get<F>(&self, what: Use, connect: impl FnOnce() -> F) -> Result<(Arc<Link>, Seat), Error>
     where
         F: Future<Output = Result<Link, Error>>,
     {
-        if let Some(link) = self.peek() {
-            return Ok(link);
+        if let Some(seated) = self.seat(what) {
+            return Ok(seated);
         }
         let mut attempts = self.attempts.lock().await;
-        if let Some(link) = self.peek() {
-            return Ok(link);
+        if let Some(seated) = self.seat(what) {
+            return Ok(seated);
+        }
+        let links = self.live().len();
+        if links >= CONNECTIONS_PER_CORE {
+            let message = format!("{links} connections have as many publish or event streams as they may");
+            return Err(Error::NoStream { message });
         }
         if let Some(not_before) = attempts.not_before {
             tokio::time::sleep_until(not_before).await;
@@ -136,8 +161,10 @@ impl LinkSlot {
                 attempts.backoff.reset();
                 attempts.not_before = None;
                 let link = Arc::new(link);
-                *self.lock() = Some(link.clone());
-                Ok(link)
+                let seat = link.seat(what);
+                self.links.lock().unwrap_or_else(PoisonError::into_inner).push(link.clone());
+                let nothing = || Error::NoStream { message: "a new connection has no room".to_owned() };
+                Ok((link, seat.ok_or_else(nothing)?))
             }
             Err(error) => {
                 let delay = attempts.backoff.next_delay(jitter_seed());
@@ -145,9 +172,5 @@ impl LinkSlot {
                 Err(error)
             }
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Arc<Link>>> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::address::HostPort;
 use crate::broker::Broker;
-use crate::connection::{Identity, Link};
+use crate::connection::{Identity, Link, Seat, Use};
 use crate::error::Error;
 use crate::limits::OWNER_PAUSE;
 use crate::name::StreamName;
@@ -162,28 +162,35 @@ impl Shared {
         Err(last)
     }
 
-    /// A live connection to the owner of a shard, on its core when that is known; the entry broker when the owner
+    /// A live connection with room for one more stream of that kind to the owner of a shard, on its core when that is known; the entry broker when the owner
     /// is not named, is avoided, or does not answer.
     ///
     /// # Errors
     /// As [`Shared::entry`].
-    pub(crate) async fn link_to(self: &Arc<Self>, owner: Option<&ShardOwner>) -> Result<Arc<Link>, Error> {
+    pub(crate) async fn link_to(
+        self: &Arc<Self>,
+        owner: Option<&ShardOwner>,
+        what: Use,
+    ) -> Result<(Arc<Link>, Seat), Error> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::Closed);
         }
         let core = owner.and_then(|owner| owner.core);
         let Some(address) = owner.and_then(ShardOwner::dialable) else {
             let (broker, _) = self.entry_broker().await?;
-            return broker.link_on(core).await;
+            return broker.link_on(core, what).await;
         };
         if let Some(broker) = self.broker_at(&address).await {
-            match broker.link_on(core).await {
-                Ok(link) => return Ok(link),
-                Err(error @ (Error::Auth(_) | Error::Token { .. })) => return Err(error),
+            match broker.link_on(core, what).await {
+                Ok(seated) => return Ok(seated),
+                Err(error @ (Error::Auth(_) | Error::Token { .. } | Error::NoStream { .. })) => {
+                    return Err(error);
+                }
                 Err(_) => self.avoid(&broker),
             }
         }
-        self.entry().await
+        let (broker, _) = self.entry_broker().await?;
+        broker.link_on(None, what).await
     }
 
     /// A broker said it is draining: the others come first for a while.

@@ -20,11 +20,13 @@ use felix_wire::features::Features;
 use felix_wire::flags::Flags;
 use felix_wire::frame::Frame;
 use felix_wire::id::CoreId;
-use quinn::{Connection, Endpoint, VarInt};
+use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
 
 use crate::address::HostPort;
 use crate::error::{Error, Refusal};
-use crate::limits::{CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES};
+use crate::limits::{
+    CONNECTION_WINDOW_BYTES, EVENT_STREAMS_PER_CONNECTION, LANES_PER_CONNECTION, STREAM_WINDOW_BYTES,
+};
 use crate::tls::Transport;
 use crate::token::Tokens;
 
@@ -109,6 +111,17 @@ impl Granted {
     }
 }
 
+/// What a connection is wanted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// A stream per request.
+    Requests,
+    /// A stream of publishes that stays open.
+    Lane,
+    /// An event stream.
+    Events,
+}
+
 /// One live connection. Dropping the last reference closes it.
 pub(crate) struct Link {
     connection: Connection,
@@ -118,6 +131,11 @@ pub(crate) struct Link {
     granted: Granted,
     router: EventRouter,
     subscriptions: Arc<AtomicU32>,
+    lanes: Arc<AtomicU32>,
+    /// Falls when the broker turns out to allow fewer streams.
+    lanes_max: AtomicU32,
+    /// Streams that wait until the broker allows them.
+    opening: AtomicU32,
 }
 
 impl Link {
@@ -143,6 +161,9 @@ impl Link {
             granted: Granted::SILENT,
             router,
             subscriptions: Arc::default(),
+            lanes: Arc::default(),
+            lanes_max: AtomicU32::new(LANES_PER_CONNECTION),
+            opening: AtomicU32::new(0),
         };
         let mut first = link.open().await?;
         link.granted = first.granted;
@@ -178,13 +199,38 @@ impl Link {
         self.endpoint.wait_idle().await;
     }
 
-    /// Room in the connection's window for one more event stream, until the guard is dropped.
-    pub(crate) fn add_subscription(&self) -> WindowShare {
-        let share =
-            WindowShare { connection: self.connection.clone(), subscriptions: self.subscriptions.clone() };
-        let count = share.subscriptions.fetch_add(1, Ordering::Relaxed) + 1;
-        share.apply(count);
-        share
+    /// A place for one more stream of that kind; `None` when the connection has as many as it should.
+    pub(crate) fn seat(&self, what: Use) -> Option<Seat> {
+        let (held, most) = match what {
+            Use::Requests => {
+                let crowded = self.lanes.load(Ordering::Relaxed) > self.lanes_max.load(Ordering::Relaxed);
+                return (!crowded).then_some(Seat { connection: self.connection.clone(), of: None });
+            }
+            Use::Lane => (&self.lanes, self.lanes_max.load(Ordering::Relaxed)),
+            Use::Events => (&self.subscriptions, EVENT_STREAMS_PER_CONNECTION),
+        };
+        let taken = held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < most).then_some(n + 1));
+        let before = taken.ok()?;
+        if what == Use::Events {
+            apply_window(&self.connection, before + 1);
+        }
+        Some(Seat { connection: self.connection.clone(), of: Some((what, held.clone())) })
+    }
+
+    /// A stream, as soon as the broker allows one. When none comes in time, the connection gets fewer publish streams from
+    /// now on.
+    async fn open_bi(&self) -> Result<(SendStream, RecvStream), Error> {
+        let waited = self.identity.deadlines.request;
+        self.opening.fetch_add(1, Ordering::Relaxed);
+        let opened = tokio::time::timeout(waited, self.connection.open_bi()).await;
+        if opened.is_err() {
+            let opening = self.opening.load(Ordering::Relaxed);
+            let open = self.lanes.load(Ordering::Relaxed).saturating_sub(opening);
+            self.lanes_max.fetch_min((open - open / 4).saturating_sub(1), Ordering::Relaxed);
+        }
+        self.opening.fetch_sub(1, Ordering::Relaxed);
+        let message = format!("it allows no more on this connection, and none ended within {waited:?}");
+        opened.map_err(|_| Error::NoStream { message })?.map_err(Error::lost)
     }
 
     /// Opens a stream and authenticates it, with one newer token when the first is refused.
@@ -205,16 +251,21 @@ impl Link {
     }
 
     async fn authenticate(&self, token: &str) -> Result<AuthedStream, Error> {
+        let opened = self.open_bi().await?;
         let waited = self.identity.deadlines.request;
-        match tokio::time::timeout(waited, self.exchange_auth(token)).await {
+        match tokio::time::timeout(waited, self.exchange_auth(opened, token)).await {
             Ok(outcome) => outcome,
             Err(_) => Err(Error::TimedOut { what: "auth", waited }),
         }
     }
 
-    async fn exchange_auth(&self, token: &str) -> Result<AuthedStream, Error> {
-        let (send, recv) = self.connection.open_bi().await.map_err(Error::lost)?;
-        let mut stream = AuthedStream { send, recv: FrameRecv::new(recv), granted: Granted::SILENT };
+    async fn exchange_auth(
+        &self,
+        (send, recv): (SendStream, RecvStream),
+        token: &str,
+    ) -> Result<AuthedStream, Error> {
+        let mut stream =
+            AuthedStream { send, recv: FrameRecv::new(recv), granted: Granted::SILENT, _seat: None };
         let (lo, hi) = client_features().words(true);
         let auth = Auth {
             tenant_id: Cow::Borrowed(&self.identity.tenant),
@@ -286,26 +337,27 @@ impl Drop for Link {
     }
 }
 
-/// One event stream's part of the connection window.
-pub(crate) struct WindowShare {
+/// A long-lived stream's place on its connection, and an event stream's part of the connection window.
+pub(crate) struct Seat {
     connection: Connection,
-    subscriptions: Arc<AtomicU32>,
+    of: Option<(Use, Arc<AtomicU32>)>,
 }
 
-impl WindowShare {
-    /// All subscriptions may be paused at once and one more stream still has room.
-    fn apply(&self, subscriptions: u32) {
-        let window =
-            u64::from(CONNECTION_WINDOW_BYTES) + u64::from(subscriptions) * u64::from(STREAM_WINDOW_BYTES);
-        self.connection.set_receive_window(VarInt::from_u64(window).unwrap_or(VarInt::MAX));
-    }
-}
-
-impl Drop for WindowShare {
+impl Drop for Seat {
     fn drop(&mut self) {
-        let left = self.subscriptions.fetch_sub(1, Ordering::Relaxed) - 1;
-        self.apply(left);
+        let Some((what, held)) = &self.of else { return };
+        let left = held.fetch_sub(1, Ordering::Relaxed) - 1;
+        if *what == Use::Events {
+            apply_window(&self.connection, left);
+        }
     }
+}
+
+/// All subscriptions may be paused at once and one more stream still has room.
+fn apply_window(connection: &Connection, subscriptions: u32) {
+    let window =
+        u64::from(CONNECTION_WINDOW_BYTES) + u64::from(subscriptions) * u64::from(STREAM_WINDOW_BYTES);
+    connection.set_receive_window(VarInt::from_u64(window).unwrap_or(VarInt::MAX));
 }
 
 /// Reads a JSON frame.

@@ -86,6 +86,12 @@ pub enum Error {
         /// How long it was waited for.
         waited: Duration,
     },
+    /// The broker allows no more streams at once, over all connections that this client may have to it. Nothing was sent.
+    #[error("no stream to the broker is free: {message}")]
+    NoStream {
+        /// What was waited for, or what the bound is.
+        message: String,
+    },
     /// The broker said something the protocol does not allow here.
     #[error("protocol violation: {message}")]
     Protocol {
@@ -135,7 +141,7 @@ impl Error {
             Self::Config { .. } | Self::Token { .. } | Self::NotServed { .. } | Self::Closed => {
                 RetryClass::Fatal
             }
-            Self::Unreachable { .. } => RetryClass::Retry,
+            Self::Unreachable { .. } | Self::NoStream { .. } => RetryClass::Retry,
             Self::Auth(refusal) | Self::Refused(refusal) => refusal.retry,
             Self::Lost { .. } | Self::TimedOut { .. } | Self::Protocol { .. } => RetryClass::OutcomeUnknown,
         }
@@ -150,9 +156,8 @@ impl Error {
     pub(crate) fn is_worth_another_read(&self) -> bool {
         match self {
             Self::Config { .. } | Self::Token { .. } | Self::NotServed { .. } | Self::Closed => false,
-            Self::Unreachable { .. } | Self::Lost { .. } | Self::TimedOut { .. } | Self::Protocol { .. } => {
-                true
-            }
+            Self::Unreachable { .. } | Self::NoStream { .. } => true,
+            Self::Lost { .. } | Self::TimedOut { .. } | Self::Protocol { .. } => true,
             Self::Auth(refusal) | Self::Refused(refusal) => {
                 refusal.is_retryable() || refusal.retry == RetryClass::OutcomeUnknown
             }

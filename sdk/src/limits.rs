@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use felix_wire::limits::{FRAME_PAYLOAD_MAX, KEY_LEN_MAX, NAME_LEN_MAX};
+
 /// One address is given up after this long (client-protocol 6).
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -77,8 +79,17 @@ pub const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 pub const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 /// Bytes written and not yet acknowledged by the transport, per connection.
 pub const SEND_WINDOW_BYTES: u64 = 8 << 20;
-/// Event streams one connection may have open (client-protocol 1.1).
-pub const EVENT_STREAMS_MAX: u32 = 1_024;
+/// Subscriptions of one connection; more of them get another one.
+pub const EVENT_STREAMS_PER_CONNECTION: u32 = 1_024;
+/// Event streams the broker may have open on one connection: those that have just ended may not be given back yet.
+pub const EVENT_STREAMS_MAX: u32 = 2 * EVENT_STREAMS_PER_CONNECTION;
+/// Publish streams of one connection; more of them get another one. Brokers allow 1,024 streams (client-protocol 1.1), and
+/// requests need some.
+pub const LANES_PER_CONNECTION: u32 = 768;
+/// Connections to one core of a broker. Only thousands of publish streams or subscriptions need more than one.
+pub const CONNECTIONS_PER_CORE: usize = 8;
+/// Shards a subscription asks for at once when it is opened, so that each has its own deadline.
+pub const OPENING_MAX: usize = 128;
 /// An event stream nobody asked for is closed after this long.
 pub const UNCLAIMED_STREAM_AGE: Duration = Duration::from_secs(30);
 
@@ -94,6 +105,8 @@ pub const PUBLISH_IN_FLIGHT_MAX: usize = 1_024;
 pub const BATCH_RECORDS_MAX: usize = 1_024;
 /// Bytes merged into one frame unless the publisher says otherwise.
 pub const BATCH_BYTES_MAX: usize = 256 << 10;
+/// Most bytes of records merged into one frame, whatever its names and key are.
+pub const FRAME_RUN_BYTES_MAX: usize = FRAME_PAYLOAD_MAX as usize - 3 * NAME_LEN_MAX - KEY_LEN_MAX - 64;
 /// Encoded bytes waiting for the transport; beyond it records stay unmerged in the lane's queue.
 pub const WRITE_AHEAD_BYTES: usize = 512 << 10;
 /// Records of at least this size are handed to the transport without a copy.

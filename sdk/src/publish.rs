@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use felix_wire::id::Offset;
+use felix_wire::limits::BATCH_RECORDS_MAX;
 use tokio::sync::{Semaphore, TryAcquireError, oneshot};
 use tokio::time::Instant;
 
@@ -46,12 +47,13 @@ pub enum AckMode {
 /// How sends are merged into frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchLimits {
-    /// Most records of one frame. One send is never split.
+    /// Most records of one frame, at most 65,536. One send is never split.
     pub max_records: usize,
-    /// Most bytes of one frame, counted with 4 bytes per record; a larger send goes alone.
+    /// Most bytes of one frame, counted with 4 bytes per record, at most what the protocol allows (16 MiB less names and
+    /// key); a larger send goes alone.
     pub max_bytes: usize,
     /// How long a frame that is not full waits for company. Zero: only what is waiting anyway is merged. A full
-    /// frame never waits.
+    /// frame never waits, and neither does one that cannot become fuller because the byte budget is used up.
     pub linger: Duration,
 }
 
@@ -141,9 +143,13 @@ impl PublisherBuilder {
         self
     }
 
-    /// How sends are merged into frames.
+    /// How sends are merged into frames. Limits above those of the protocol are taken as these.
     pub fn batch(mut self, batch: BatchLimits) -> Self {
-        self.options.batch = batch;
+        self.options.batch = BatchLimits {
+            max_records: batch.max_records.min(BATCH_RECORDS_MAX as usize),
+            max_bytes: batch.max_bytes.min(limits::FRAME_RUN_BYTES_MAX),
+            linger: batch.linger,
+        };
         self
     }
 
@@ -275,19 +281,39 @@ impl Publisher {
         self.core.is_numbered()
     }
 
+    /// See [`Core::hurry`].
+    #[cfg(feature = "cli")]
+    pub(crate) fn hurry(&self) -> Option<table::Hurry> {
+        self.core.hurry()
+    }
+
     async fn send_payloads(&self, payloads: Payloads, key: Option<Bytes>) -> Result<Receipt, PublishError> {
         payloads.check(key.as_ref(), self.core.names_len())?;
         let charge = self.charge(&payloads);
-        let permit =
-            self.budget.clone().acquire_many_owned(charge).await.map_err(|_| PublishError::Closed)?;
+        let permit = match self.budget.clone().try_acquire_many_owned(charge) {
+            Ok(permit) => permit,
+            Err(TryAcquireError::Closed) => return Err(PublishError::Closed),
+            Err(TryAcquireError::NoPermits) => {
+                // Frames are as full as they get: nothing can be added before something is settled.
+                let _hurry = self.core.hurry();
+                self.budget.clone().acquire_many_owned(charge).await.map_err(|_| PublishError::Closed)?
+            }
+        };
+        self.core.set_full(false);
         self.accept(payloads, key, permit)
     }
 
     fn try_payloads(&self, payloads: Payloads, key: Option<Bytes>) -> Result<Receipt, TryPublishError> {
         payloads.check(key.as_ref(), self.core.names_len())?;
         match self.budget.clone().try_acquire_many_owned(self.charge(&payloads)) {
-            Ok(permit) => Ok(self.accept(payloads, key, permit)?),
-            Err(TryAcquireError::NoPermits) => Err(TryPublishError::Full),
+            Ok(permit) => {
+                self.core.set_full(false);
+                Ok(self.accept(payloads, key, permit)?)
+            }
+            Err(TryAcquireError::NoPermits) => {
+                self.core.set_full(true);
+                Err(TryPublishError::Full)
+            }
             Err(TryAcquireError::Closed) => Err(PublishError::Closed.into()),
         }
     }

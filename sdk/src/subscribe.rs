@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 
 use crate::client::Shared;
 use crate::error::{Error, SubscribeError};
-use crate::limits::{SUBSCRIPTION_BUFFER_BYTES, SUBSCRIPTION_BUFFER_FRAMES};
+use crate::limits::{OPENING_MAX, SUBSCRIPTION_BUFFER_BYTES, SUBSCRIPTION_BUFFER_FRAMES};
 use crate::name::StreamName;
 use crate::topology::known_route;
 use cursor::Cursor;
@@ -154,13 +154,18 @@ impl SubscribeBuilder {
         let (queue, rx) = mpsc::channel(SUBSCRIPTION_BUFFER_FRAMES);
         let budget = Arc::new(Semaphore::new(self.buffer_bytes as usize));
         let mut opening = JoinSet::new();
+        let gate = Arc::new(Semaphore::new(OPENING_MAX));
         for shard in wanted {
             let outlet =
                 Outlet { queue: queue.clone(), budget: budget.clone(), budget_bytes: self.buffer_bytes };
             let cursor = cursor_for(shard, &self.start);
             let owner = route.owner(shard).cloned();
             let reader = Reader::new(self.shared.clone(), name.clone(), shard, cursor, outlet);
-            opening.spawn(reader.open(owner));
+            let gate = gate.clone();
+            opening.spawn(async move {
+                let _turn = gate.acquire().await;
+                reader.open(owner).await
+            });
         }
         drop(queue);
         let mut progress = BTreeMap::new();

@@ -101,6 +101,25 @@ async fn pub_goes_on_through_a_restart_and_stores_every_line_once_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pub_does_not_linger_for_more_than_it_can_have_in_flight() {
+    let rig = Rig::start(3).await;
+    // No shard ever has a frame of that many records, since only so many may be unanswered over all shards.
+    let flags = ["--batch", "65536", "--linger", "1h", "--key-column", "1"];
+    let mut child = rig.felix(&[&["pub", "s"], &flags[..]].concat());
+    let mut stdin = child.stdin.take().unwrap();
+    let writing = tokio::task::spawn_blocking(move || {
+        stdin.write_all(lines(0..20_000).as_bytes()).unwrap();
+        stdin
+    });
+    // It still reads its input, so it does not send the rest because of the end.
+    let stdin = tokio::time::timeout(cli::DEADLINE, writing).await.expect("taken in time").unwrap();
+    rig.broker.state.when("most of them", |s| (s.record_count() > 10_000).then_some(())).await;
+    drop(stdin);
+    assert!(ended(child).await.ok().is_empty());
+    assert_eq!(rig.broker.state.lock().record_count(), 20_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pub_says_how_many_records_are_unknown_and_how_many_were_not_written() {
     let rig = Rig::start(1).await;
     rig.broker.state.change(|s| s.tricks.push_back(Trick::StoreAndCut));

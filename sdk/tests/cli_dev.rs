@@ -66,6 +66,71 @@ fn the_ready_file_says_everything_is_private_and_is_gone_after_an_ordered_end() 
 }
 
 #[test]
+fn with_two_clusters_commands_find_the_last_one_and_then_the_one_that_still_runs() {
+    let (first, second) = (Place::new(), Place::new());
+    let contexts = first.contexts();
+    let publish = |line: &str| drop(cli::run_with_input(&contexts, &["pub", "orders"], line.as_bytes()).ok());
+    let in_first = || {
+        let ready = first.ready_file();
+        let all = ["sub", "orders", "--from", "earliest", "--until-end", "--dev", ready.to_str().unwrap()];
+        cli::run(&contexts, &all).ok()
+    };
+    let dev_1 = first.start(&[]);
+    let dev_2 = second.start_in(&contexts, &[]);
+    publish("to the second\n");
+    // A server of the first one that comes back takes nothing from the second.
+    let killed = dev_1.pid("broker");
+    cli::signal(killed, "KILL");
+    wait_for("another broker", || (dev_1.pid("broker") != killed).then_some(()));
+    publish("to the second\n");
+    assert_eq!(in_first(), "");
+    dev_2.stop();
+    publish("to the first\n");
+    assert_eq!(in_first(), "to the first\n");
+    // One that was killed leaves its context behind.
+    drop(second.start_in(&contexts, &[]));
+    publish("again\n");
+    assert_eq!(in_first(), "to the first\nagain\n");
+    dev_1.stop();
+    let running = contexts.join("running");
+    assert_eq!(std::fs::read_dir(&running).unwrap().count(), 1, "what the killed one left");
+    first.start(&[]).stop();
+    assert_eq!(std::fs::read_dir(&running).unwrap().count(), 0);
+    cli::run(&contexts, &["stream", "ls"]).fails(2, "no control plane is known");
+    // The broker left the names of streams beside their logs.
+    let log = first.data().join("broker/log");
+    let shown = cli::run(&contexts, &["inspect", "log", log.to_str().unwrap()]).ok();
+    assert!(shown.contains("  demo/default/orders/0\n"), "{shown}");
+}
+
+#[test]
+fn a_stream_is_served_when_its_creation_returns() {
+    let place = Place::new();
+    let dev = place.start(&[]);
+    for number in 0..10 {
+        let name = format!("made-{number}");
+        let shards = (1 + number * 7).to_string();
+        place.run(&["stream", "create", &name, "--shards", &shards]).ok();
+        // Asked once: nothing here waits for anything.
+        let shown = place.run(&["shard", "ls", "--name", &name, "--cores", "--output", "json"]).json();
+        let shown = shown.as_array().unwrap();
+        assert_eq!(shown.len().to_string(), shards);
+        assert!(shown.iter().all(|shard| shard["core"].is_u64()), "{shown:?}");
+    }
+    // A broker that does not answer: the stream is there, and what is not known is said.
+    let broker = dev.pid("broker");
+    cli::signal(broker, "STOP");
+    let create = ["stream", "create", "later"];
+    let done = place.run(&create);
+    let quick = place.run(&[&create[..], &["--no-wait"]].concat());
+    cli::signal(broker, "CONT");
+    assert!(done.stderr.contains("it may not be served yet: after 5 s no broker has answered"), "{done:?}");
+    done.ok();
+    assert!(quick.stderr.contains("exists already") && !quick.stderr.contains("served"), "{quick:?}");
+    dev.stop();
+}
+
+#[test]
 fn records_go_through_in_every_framing_and_rendering() {
     let place = Place::new();
     let dev = place.start(&[]);

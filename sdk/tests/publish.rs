@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use fake::{Answers, DEADLINE, FakeBroker};
 use felix_sdk::{
-    AckMode, BatchLimits, Bytes, Deadlines, ErrorCode, KeyMapping, Offset, PublishError, Receipt,
-    TryPublishError, shard_for,
+    AckMode, BatchLimits, Bytes, Deadlines, Error, ErrorCode, KeyMapping, Offset, PublishError, Receipt,
+    RetryClass, TryPublishError, shard_for,
 };
 use felix_wire::features::Features;
 
@@ -280,6 +280,114 @@ async fn a_partial_batch_lingers_and_a_full_one_does_not() {
     all_ok(receipts).await;
     let sizes: Vec<_> = broker.state.lock().publishes.iter().map(|p| p.records).collect();
     assert_eq!(sizes, [10, 10, 5]);
+}
+
+#[tokio::test]
+async fn a_frame_that_cannot_become_full_does_not_linger() {
+    let broker = FakeBroker::start(1).await;
+    let client = broker.connect().await;
+    let limits = BatchLimits { max_records: 1_000, max_bytes: 1 << 20, linger: Duration::from_secs(3_600) };
+    let publisher = client.publisher("s").batch(limits).budget_bytes(1_000).open().await.unwrap();
+    let mut receipts = Vec::new();
+    let sending = async {
+        for number in 0..100 {
+            receipts.push(publisher.send(format!("{number}"), None).await.unwrap());
+        }
+    };
+    tokio::time::timeout(DEADLINE, sending).await.expect("the budget comes back");
+    publisher.flush().await.unwrap();
+    all_ok(std::mem::take(&mut receipts)).await;
+    // The same for those who do not wait for room.
+    let sending = async {
+        for number in 0..100 {
+            loop {
+                match publisher.try_publish(format!("{number}"), None) {
+                    Ok(receipt) => break receipts.push(receipt),
+                    Err(TryPublishError::Full) => drop(receipts.remove(0).await.unwrap()),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, sending).await.expect("the receipts come");
+    publisher.flush().await.unwrap();
+    assert_eq!(broker.state.lock().record_count(), 200);
+    assert!(broker.state.lock().publishes.iter().any(|p| p.records > 1), "frames are merged still");
+}
+
+#[tokio::test]
+async fn limits_above_those_of_the_protocol_are_taken_as_these() {
+    let broker = FakeBroker::start(1).await;
+    let client = broker.connect().await;
+    let most =
+        BatchLimits { max_records: usize::MAX, max_bytes: usize::MAX, linger: Duration::from_secs(3_600) };
+    let publisher = client.publisher("s").batch(most).budget_bytes(64 << 20).open().await.unwrap();
+    let mut receipts = Vec::new();
+    for _ in 0..70_000 {
+        receipts.push(publisher.send("", None).await.unwrap());
+    }
+    broker.state.when("a full frame", |s| (s.record_count() == 65_536).then_some(())).await;
+    publisher.flush().await.unwrap();
+    all_ok(receipts).await;
+}
+
+/// A record for every shard.
+async fn one_for_each_shard(publisher: &felix_sdk::Publisher, shards: u32) -> Vec<Receipt> {
+    let mut left: Vec<u32> = (0..shards).collect();
+    let mut receipts = Vec::new();
+    for number in 0_u64.. {
+        let name = number.to_string();
+        let shard = shard_for(Some(name.as_bytes()), shards, KeyMapping::JumpHash).get();
+        if let Ok(at) = left.binary_search(&shard) {
+            left.remove(at);
+            receipts.push(publisher.send(name.clone(), key(&name)).await.unwrap());
+        }
+        if left.is_empty() {
+            break;
+        }
+    }
+    receipts
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_shards_than_a_connection_has_streams_get_another_connection() {
+    let broker = FakeBroker::start(1_600).await;
+    let client = broker.connect().await;
+    let publisher = client.publisher("s").open().await.unwrap();
+    let receipts = one_for_each_shard(&publisher, 1_600).await;
+    assert_eq!(all_ok(receipts).await.len(), 1_600);
+    // 768 each.
+    assert_eq!(client.connection_count(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_allows_few_streams_gets_more_connections() {
+    let broker = FakeBroker::start_with_streams(20, 8).await;
+    let deadlines = Deadlines { request: Duration::from_millis(500), ..Deadlines::default() };
+    let client = broker.client().deadlines(deadlines).connect().await.unwrap();
+    let publisher = client.publisher("s").retry_refused(DEADLINE).open().await.unwrap();
+    let receipts = one_for_each_shard(&publisher, 20).await;
+    assert_eq!(all_ok(receipts).await.len(), 20);
+    assert!(client.connection_count() >= 3, "{}", client.connection_count());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_no_more_connections_may_be_made_the_error_says_what_was_waited_for() {
+    let broker = FakeBroker::start_with_streams(12, 1).await;
+    let deadlines = Deadlines { request: Duration::from_millis(200), ..Deadlines::default() };
+    let client = broker.client().deadlines(deadlines).connect().await.unwrap();
+    let publisher = client.publisher("s").retry_refused(Duration::from_secs(2)).open().await.unwrap();
+    let receipts = one_for_each_shard(&publisher, 12).await;
+    let mut errors = Vec::new();
+    for receipt in receipts {
+        errors.extend(tokio::time::timeout(DEADLINE, receipt).await.expect("answered").err());
+    }
+    assert!(!errors.is_empty(), "there are only 8 connections");
+    for error in errors {
+        assert!(matches!(error, PublishError::Unavailable(Error::NoStream { .. })), "{error:?}");
+        assert_eq!(error.retry_class(), RetryClass::Retry);
+        assert!(error.to_string().contains("no stream to the broker is free"), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -35,6 +35,8 @@ pub enum RouteError<'r> {
     OtherNode { node: &'r str, addr: Option<&'r str>, generation: Generation },
     /// Nobody serves it; a reason of client-protocol 8.
     Unavailable { reason: &'static str },
+    /// Its log cannot be had, and trying again does not help.
+    NoLog { why: &'r str },
 }
 
 /// The shard of a publish or subscription and who serves it.
@@ -57,6 +59,7 @@ pub fn place<'r>(route: &'r StreamRoute, by: Placing<'_>) -> Result<Place, Route
             Err(RouteError::OtherNode { node: node.as_str(), addr: addr.as_deref(), generation: *generation })
         }
         Some(Owner::Nobody { reason }) => Err(RouteError::Unavailable { reason }),
+        Some(Owner::NoLog { why }) => Err(RouteError::NoLog { why }),
         None => Err(RouteError::NoSuchShard { shards }),
     }
 }

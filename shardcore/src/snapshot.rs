@@ -54,6 +54,8 @@ pub enum Owner {
     Node { node: NodeId, addr: Option<Arc<str>>, generation: Generation },
     /// Nobody. The reason is one of client-protocol 8 (`not_assigned`, `owner_unavailable`, ...).
     Nobody { reason: &'static str },
+    /// Nobody, until somebody has done something about what is wrong with its log here.
+    NoLog { why: Arc<str> },
 }
 
 /// A stream as the catalog and the assignments describe it.
@@ -192,6 +194,8 @@ pub struct CoreLimits {
     pub preauth_frame_bytes_max: u32,
     /// Streams of a connection on which nothing has authenticated.
     pub preauth_streams_max: u32,
+    /// Streams an authenticated connection may have open.
+    pub streams_max: u32,
     /// From the handshake to the first successful `auth` of a connection.
     pub auth_timeout: Duration,
     /// Connections of this core, and from one address.
@@ -254,6 +258,7 @@ impl Default for CoreLimits {
             frame_bytes_max: 16 << 20,
             preauth_frame_bytes_max: 64 << 10,
             preauth_streams_max: 16,
+            streams_max: 1_024,
             auth_timeout: Duration::from_secs(10),
             connections_max: 8_192,
             connections_per_ip_max: 512,

@@ -13,11 +13,11 @@ use felix_logstore::limits::DEEP_BYTES;
 use felix_logstore::log::{Log, LogConfig, LogState};
 use felix_logstore::retention::Retention;
 use felix_runtime::clock::Tick;
-use felix_runtime::file::{BufPool, Done, Op, Token, VolumeId};
+use felix_runtime::file::{BufPool, DiskError, Done, Op, Token, VolumeId};
 use felix_wire::id::{CoreId, Offset};
 use slab::Slab;
 
-use crate::shard::mail::SubToken;
+use crate::shard::mail::{NotWritten, SubToken};
 use crate::snapshot::ShardId;
 
 /// Tokens of one engine; a process never asks that many operations.
@@ -108,6 +108,8 @@ pub struct Store {
     /// Reads were started since `poll`: what is in memory is answered already.
     asked: bool,
     closed: usize,
+    /// What the last operation of each volume said that failed.
+    troubles: Vec<Option<DiskError>>,
 }
 
 impl Store {
@@ -140,6 +142,7 @@ impl Store {
         }
         Ok(Store {
             settings,
+            troubles: vec![None; engines.len()],
             engines,
             serving: BTreeMap::new(),
             reads: Slab::new(),
@@ -213,6 +216,26 @@ impl Store {
     /// It serves nobody; it stays open.
     pub fn unserve(&mut self, at: LogAt) {
         self.serving.remove(&at);
+    }
+
+    /// An operation of a volume failed.
+    pub fn note_trouble(&mut self, volume: u16, error: DiskError) {
+        if let Some(last) = self.troubles.get_mut(usize::from(volume)) {
+            *last = Some(error);
+        }
+    }
+
+    /// What keeps a log of the volume from growing.
+    pub fn why_no_space(&self, volume: u16) -> NotWritten {
+        let volume = usize::from(volume);
+        if self.engines.get(volume).is_none_or(|engine| !engine.has_space()) {
+            return NotWritten::NoSpace;
+        }
+        match self.troubles.get(volume).copied().flatten() {
+            Some(DiskError::Missing | DiskError::NoVolume) => NotWritten::VolumeGone,
+            Some(DiskError::NoSpace) => NotWritten::NoSpace,
+            _ => NotWritten::NoFile,
+        }
     }
 
     /// The shard a log serves.

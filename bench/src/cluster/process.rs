@@ -113,7 +113,7 @@ impl Drop for Process {
 
 /// Kills a process that is not our child, if its command line still names `program`: ids are used again.
 pub fn end_by_id(pid: u32, program: &str) {
-    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let command = fs::read(crate::proc::folder(pid).join("cmdline")).unwrap_or_default();
     if String::from_utf8_lossy(&command).contains(program) {
         signal(pid, Signal::KILL);
     }

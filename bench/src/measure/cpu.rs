@@ -55,9 +55,10 @@ impl CpuSample {
     /// # Errors
     /// There is no such process, or its `stat` is not one. A thread that ends meanwhile is left out.
     pub fn of(pid: u32) -> io::Result<CpuSample> {
-        let (_, process_ticks) = parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat"))?)?;
+        let folder = crate::proc::folder(pid);
+        let (_, process_ticks) = parse_stat(&fs::read_to_string(folder.join("stat"))?)?;
         let mut threads = HashMap::new();
-        for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+        for entry in fs::read_dir(folder.join("task"))? {
             let entry = entry?;
             let Some(thread) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
                 continue;

@@ -9,8 +9,18 @@ use crate::client::Client;
 /// # Errors
 /// `Usage` for what is missing, else what the client said.
 pub async fn connect(settings: &Settings) -> Outcome<Client> {
+    // Of what is missing, this is named first.
+    settings.tenant()?;
+    connect_to(settings, settings.brokers()?).await
+}
+
+/// The same, to these brokers.
+///
+/// # Errors
+/// As `connect`.
+pub async fn connect_to(settings: &Settings, brokers: &[String]) -> Outcome<Client> {
     let mut builder = Client::builder().tenant(settings.tenant()?).namespace(settings.namespace());
-    for broker in settings.brokers()? {
+    for broker in brokers {
         builder = builder.broker(broker);
     }
     builder = match settings.token()? {

@@ -14,7 +14,7 @@ mod server;
 mod tokens;
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tokio::sync::oneshot;
 
@@ -23,11 +23,10 @@ pub use self::plan::DevArgs;
 use self::plan::Plan;
 use self::seed::Seed;
 pub use self::server::find_program;
-use super::dev_file::{DEFAULT_CONTEXT, DevFile, context_path};
+use super::dev_file::{DEFAULT_CONTEXT, DevFile, context_path, running_path};
 use super::failure::{Failure, Outcome};
 use super::interrupt::Signals;
 use super::output::remark;
-use super::private_file;
 
 /// What a development cluster is about.
 const TENANT: &str = "demo";
@@ -61,14 +60,14 @@ impl DevArgs {
     }
 }
 
-/// Makes the place for the context; `None`, with a remark, when there can be none.
-fn make_place(path: PathBuf) -> Option<PathBuf> {
-    match path.parent().map(private_file::make_folder) {
-        Some(Err(error)) => {
-            remark(&format!("{}: {error}; no context is saved", path.display()));
+/// Makes the places of the context, and of what says that this cluster runs; `None`, with a remark, when there can be none.
+fn make_places(context: PathBuf, data_dir: &Path) -> Option<(PathBuf, PathBuf)> {
+    match running_path(&context, data_dir) {
+        Ok(running) => Some((context, running)),
+        Err(error) => {
+            remark(&format!("{}: {error}; no context is saved", context.display()));
             None
         }
-        _ => Some(path),
     }
 }
 
@@ -77,14 +76,16 @@ async fn serve(plan: Plan, context: Option<PathBuf>) -> Outcome {
     let demo_file = plan.demo.clone();
     let ready_file = plan.ready_file.clone();
     let in_folder = plan.data_dir.join("run/dev.json");
+    let data_dir = plan.data_dir.clone();
     let mut cluster = Cluster::prepare(plan)?;
-    let context = context.and_then(make_place);
+    let places = context.and_then(|context| make_places(context, &data_dir));
+    let (context, running) = places.unzip();
     let named = ready_file.clone().or_else(|| context.is_none().then(|| in_folder.clone()));
     let needs_flag = if context.is_none() { named.clone() } else { None };
     // The context first: whoever waits for the ready file may use either.
-    let told = context.into_iter().chain(named).collect();
+    let told = running.into_iter().chain(named).collect();
     tokio::select! {
-        started = cluster.start(told) => started?,
+        started = cluster.start(told, context) => started?,
         () = signals.next() => return Err(Failure::other("ended before it was ready")),
     }
     let file = cluster.dev_file()?;

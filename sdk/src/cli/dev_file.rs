@@ -2,6 +2,8 @@
 //! Invariants: every path in it is absolute; the file is complete or absent, mode 0600.
 //! Not here: when it is written (`dev`), how commands use it (`settings`).
 
+use std::fs::{File, TryLockError};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +15,11 @@ use super::private_file;
 pub const CONTEXT_DIR_ENV: &str = "FELIX_CONTEXT_DIR";
 /// The context used when none is named: the one `felix dev` saves.
 pub const DEFAULT_CONTEXT: &str = "dev";
+
+/// Folder beside the saved context: one file for each `felix dev`, since the context is of the last one only.
+const RUNNING: &str = "running";
+/// File in the data folder that a `felix dev` holds locked.
+pub const LOCK: &str = "lock";
 
 /// Process ids of the two servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +63,12 @@ impl DevFile {
             .map_err(|error| Failure::usage(format!("{} is no file of `felix dev`: {error}", path.display())))
     }
 
+    /// Whether its `felix dev` runs, whatever its servers do: it holds the lock of its data folder.
+    pub fn runs(&self) -> bool {
+        let Ok(lock) = File::open(self.data_dir.join(LOCK)) else { return false };
+        matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock))
+    }
+
     /// # Errors
     /// Any failure of writing.
     pub fn write(&self, path: &Path) -> std::io::Result<()> {
@@ -72,6 +85,51 @@ pub fn context_path(name: &str, variable: &dyn Fn(&str) -> Option<String>) -> Op
         .or_else(|| set("XDG_CONFIG_HOME").map(|folder| folder.join("felix")))
         .or_else(|| set("HOME").map(|home| home.join(".config/felix")))?;
     Some(folder.join(format!("{name}.json")))
+}
+
+/// Where the `felix dev` over that data folder tells what it runs, beside the `context` that the last one saves. Makes the
+/// folder, and takes away what those left behind that were killed.
+///
+/// # Errors
+/// The folder cannot be made.
+pub fn running_path(context: &Path, data_dir: &Path) -> std::io::Result<PathBuf> {
+    let folder = running_folder(context);
+    private_file::make_folder(&folder)?;
+    for (path, _) in files_in(&folder) {
+        if DevFile::read(&path).is_ok_and(|file| !file.runs()) {
+            // Somebody else may have taken it away.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+    let mut hasher = DefaultHasher::new();
+    data_dir.hash(&mut hasher);
+    Ok(folder.join(format!("{:016x}.json", hasher.finish())))
+}
+
+/// What the context at `path` says, if its `felix dev` runs; else what the one that was started last says of those that
+/// run. `None` when nothing is saved.
+///
+/// # Errors
+/// As `DevFile::read`, of the context.
+pub fn find_context(path: &Path) -> Outcome<Option<DevFile>> {
+    let saved = path.exists().then(|| DevFile::read(path)).transpose()?;
+    if saved.as_ref().is_some_and(DevFile::runs) {
+        return Ok(saved);
+    }
+    let mut others = files_in(&running_folder(path));
+    others.sort_by_key(|(_, written)| std::cmp::Reverse(*written));
+    let mut others = others.into_iter().filter_map(|(path, _)| DevFile::read(&path).ok());
+    Ok(others.find(DevFile::runs).or(saved))
+}
+
+fn running_folder(context: &Path) -> PathBuf {
+    context.parent().unwrap_or(Path::new("")).join(RUNNING)
+}
+
+/// The files of a folder and when they were written; none when there is no such folder.
+fn files_in(folder: &Path) -> Vec<(PathBuf, std::time::SystemTime)> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.modified().ok()?))).collect()
 }
 
 #[cfg(test)]

@@ -120,7 +120,9 @@ fn kind_of_code(code: Option<&ErrorCode>) -> Kind {
 fn kind_of(error: &Error) -> Kind {
     match error {
         Error::Config { .. } | Error::Token { .. } => Kind::Usage,
-        Error::Unreachable { .. } | Error::Lost { .. } | Error::TimedOut { .. } => Kind::Unreachable,
+        Error::Unreachable { .. } | Error::NoStream { .. } | Error::Lost { .. } | Error::TimedOut { .. } => {
+            Kind::Unreachable
+        }
         Error::Auth(_) | Error::Refused(_) => kind_of_code(error.code()),
         Error::NotServed { .. } => Kind::Refused,
         Error::Protocol { .. } | Error::Closed => Kind::Other,

@@ -3,6 +3,7 @@
 
 pub mod namespace;
 pub mod node;
+mod served;
 pub mod shard;
 pub mod stream;
 pub mod tenant;

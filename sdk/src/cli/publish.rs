@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 
 use self::framing::Framing;
@@ -200,8 +201,7 @@ impl PubArgs {
                 summary.bytes += bytes;
                 progress.inc(bytes + self.framing_bytes());
                 match receipt {
-                    // The receiver lives until this sender is gone.
-                    Some(receipt) => drop(receipts.send(receipt).await),
+                    Some(receipt) => wait_for_room(publisher, &receipts, receipt).await,
                     None => return Ok(()),
                 }
             }
@@ -281,6 +281,15 @@ impl PubArgs {
             summary.bytes as f64 / seconds / f64::from(1 << 20),
         ));
         Ok(())
+    }
+}
+
+/// Hands the receipt on. While there is no room nothing more is sent, so no frame lingers for more.
+async fn wait_for_room(publisher: &Publisher, receipts: &mpsc::Sender<Receipt>, receipt: Receipt) {
+    if let Err(TrySendError::Full(receipt)) = receipts.try_send(receipt) {
+        let _hurry = publisher.hurry();
+        // The receiver lives until this sender is gone.
+        drop(receipts.send(receipt).await);
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::dev_file::{DEFAULT_CONTEXT, DevFile, context_path};
+use super::dev_file::{DEFAULT_CONTEXT, DevFile, context_path, find_context};
 use super::failure::{Failure, Outcome};
 
 /// Namespace when none is named (control-plane-api 13.1).
@@ -121,10 +121,11 @@ impl Settings {
         }
         let saved = match set("FELIX_CONTEXT") {
             Some(name) => Settings::from_context(&name, variable)?,
-            None => match context_path(DEFAULT_CONTEXT, variable).filter(|path| path.exists()) {
-                Some(path) => Settings::from_dev_file(DevFile::read(&path)?),
-                None => Settings::default(),
-            },
+            None => {
+                let path = context_path(DEFAULT_CONTEXT, variable);
+                let found = path.map(|path| find_context(&path)).transpose()?.flatten();
+                found.map(Settings::from_dev_file).unwrap_or_default()
+            }
         };
         Ok(settings.over(saved))
     }
@@ -169,7 +170,8 @@ impl Settings {
     fn from_context(name: &str, variable: &dyn Fn(&str) -> Option<String>) -> Outcome<Settings> {
         let path = context_path(name, variable)
             .ok_or_else(|| Failure::usage("no folder for contexts: set FELIX_CONTEXT_DIR or HOME"))?;
-        DevFile::read(&path).map(Settings::from_dev_file)
+        let found = if name == DEFAULT_CONTEXT { find_context(&path)? } else { None };
+        found.map_or_else(|| DevFile::read(&path), Ok).map(Settings::from_dev_file)
     }
 
     fn from_dev_file(file: DevFile) -> Settings {

@@ -10,7 +10,7 @@ use felix_wire::frame::{Frame, FrameReader};
 use felix_wire::limits::FRAME_PAYLOAD_MAX;
 use quinn::{RecvStream, SendStream};
 
-use crate::connection::Granted;
+use crate::connection::{Granted, Seat};
 use crate::error::Error;
 use crate::limits::READ_CHUNKS;
 
@@ -85,6 +85,8 @@ pub(crate) struct AuthedStream {
     pub(crate) recv: FrameRecv,
     /// What the answer to this stream's `auth` granted.
     pub(crate) granted: Granted,
+    /// Its place on the connection, for one that stays open.
+    pub(crate) _seat: Option<Seat>,
 }
 
 impl AuthedStream {

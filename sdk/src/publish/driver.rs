@@ -146,7 +146,8 @@ impl Driver {
         self.retiring = self.retiring.take().or(mail.retiring);
         self.closed |= mail.closed;
         self.looking &= mail.look.is_none();
-        self.lane.hurry(self.closed || !self.flushes.is_empty() || self.retiring.is_some());
+        let waited_for = !self.flushes.is_empty() || self.core.is_hurried();
+        self.lane.hurry(self.closed || waited_for || self.retiring.is_some());
         mail.look
     }
 
@@ -160,9 +161,9 @@ impl Driver {
     }
 
     async fn open_stream(&mut self) -> Result<AuthedStream, Error> {
-        let link = self.core.link_to(self.shard, self.leader.take()).await?;
+        let (link, seat) = self.core.link_to(self.shard, self.leader.take()).await?;
         let opened = async {
-            let stream = link.open().await?;
+            let stream = AuthedStream { _seat: Some(seat), ..link.open().await? };
             let granted = &stream.granted;
             if self.core.options().acked() && !granted.flags.contains(Flags::PUBLISH_ACKED) {
                 return Err(Error::NotServed { what: "acknowledged binary publishes" });

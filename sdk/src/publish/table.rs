@@ -5,7 +5,7 @@
 //! Not here: handing items over (`inbox`), what a lane does with them (`driver`).
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use felix_wire::id::ProducerId;
 use felix_wire::routing::shard_for;
 
 use crate::client::Shared;
-use crate::connection::Link;
+use crate::connection::{Link, Seat, Use};
 use crate::error::{Error, PublishError};
 use crate::name::StreamName;
 use crate::publish::Options;
@@ -40,6 +40,19 @@ pub(crate) struct Core {
     /// The producer that new lanes begin with.
     producer: tokio::sync::Mutex<Option<ProducerId>>,
     numbered: AtomicBool,
+    /// Those who wait for something that is accepted to be settled.
+    hurrying: AtomicUsize,
+    /// Somebody found the byte budget used up and does not wait.
+    full: AtomicBool,
+}
+
+/// While it lives, nothing lingers.
+pub(crate) struct Hurry(Arc<Core>);
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        self.0.hurrying.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// One route and its lanes.
@@ -75,6 +88,8 @@ impl Core {
             lost_frames: AtomicU64::new(0),
             producer: tokio::sync::Mutex::default(),
             numbered: AtomicBool::new(false),
+            hurrying: AtomicUsize::new(0),
+            full: AtomicBool::new(false),
         }))
     }
 
@@ -159,10 +174,41 @@ impl Core {
         }
     }
 
-    /// A connection to `leader`, else to whoever owns `shard`.
-    pub(crate) async fn link_to(&self, shard: u32, leader: Option<ShardOwner>) -> Result<Arc<Link>, Error> {
+    /// Nothing lingers while the guard lives: whoever has it waits for what is accepted, so no more will come to fill
+    /// frames. `None` when nothing lingers anyway.
+    pub(crate) fn hurry(self: &Arc<Self>) -> Option<Hurry> {
+        if self.options.batch.linger.is_zero() {
+            return None;
+        }
+        self.hurrying.fetch_add(1, Ordering::AcqRel);
+        self.ring_all();
+        Some(Hurry(self.clone()))
+    }
+
+    /// Nothing lingers until this is taken back: there was no room in the byte budget for the next send.
+    pub(crate) fn set_full(&self, full: bool) {
+        if !self.options.batch.linger.is_zero() && self.full.swap(full, Ordering::AcqRel) != full && full {
+            self.ring_all();
+        }
+    }
+
+    /// Whether frames that are not full go at once.
+    pub(crate) fn is_hurried(&self) -> bool {
+        self.hurrying.load(Ordering::Acquire) > 0 || self.full.load(Ordering::Acquire)
+    }
+
+    fn ring_all(&self) {
+        self.table().lanes.iter().for_each(|inbox| inbox.bell.notify_one());
+    }
+
+    /// A connection with room for one more publish stream to `leader`, else to whoever owns `shard`.
+    pub(crate) async fn link_to(
+        &self,
+        shard: u32,
+        leader: Option<ShardOwner>,
+    ) -> Result<(Arc<Link>, Seat), Error> {
         let owner = leader.or_else(|| self.table().owner(shard));
-        self.shared.link_to(owner.as_ref()).await
+        self.shared.link_to(owner.as_ref(), Use::Lane).await
     }
 
     /// The stream is on disk, as far as a broker told.

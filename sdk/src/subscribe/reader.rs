@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::backoff::{Backoff, jitter_seed};
 use crate::client::Shared;
-use crate::connection::{FrameRecv, Link, WindowShare, decode, refusal_of, unexpected};
+use crate::connection::{FrameRecv, Link, Seat, Use, decode, refusal_of, unexpected};
 use crate::error::{CursorReason, Error, SubscribeError};
 use crate::limits::{IDENTITY_PATIENCE, KNOWN_BEFORE_FACTOR, REDIRECT_HOPS_MAX};
 use crate::name::StreamName;
@@ -48,7 +48,7 @@ pub(crate) struct Source {
     live: Option<Offset>,
     /// The connection lives as long as its stream is read.
     _link: Arc<Link>,
-    _window: WindowShare,
+    _seat: Seat,
 }
 
 impl Source {
@@ -210,8 +210,9 @@ impl Reader {
     async fn ask(&self, mut owner: Option<ShardOwner>, start: StartPosition) -> Result<Reply, Error> {
         let mut seen: Vec<String> = Vec::new();
         for _hop in 0..=REDIRECT_HOPS_MAX {
-            let link = self.shared.link_to(owner.as_ref()).await?;
-            let reply = self.subscribe(&link, start).await.inspect_err(|e| self.shared.note(e, &link))?;
+            let (link, seat) = self.shared.link_to(owner.as_ref(), Use::Events).await?;
+            let reply =
+                self.subscribe((&link, seat), start).await.inspect_err(|e| self.shared.note(e, &link))?;
             let Reply::Elsewhere(next) = reply else { return Ok(reply) };
             let node = next.node_id.clone().unwrap_or_default();
             if next.dialable().is_none() || seen.contains(&node) {
@@ -230,7 +231,11 @@ impl Reader {
         route.owner(self.shard).cloned()
     }
 
-    async fn subscribe(&self, link: &Arc<Link>, start: StartPosition) -> Result<Reply, Error> {
+    async fn subscribe(
+        &self,
+        (link, seat): (&Arc<Link>, Seat),
+        start: StartPosition,
+    ) -> Result<Reply, Error> {
         if start != StartPosition::Latest && !link.granted().flags.contains(Flags::EVENT_OFFSETS) {
             return Err(Error::NotServed { what: "subscribing from an offset" });
         }
@@ -257,10 +262,9 @@ impl Reader {
         match decode(&frame)? {
             Message::Subscribed(answer) => {
                 let id = answer.subscription_id;
-                let window = link.add_subscription();
                 let recv = link.router().claim(id).await?;
                 let (start, live) = (answer.start_offset, answer.live_offset);
-                let source = Source { id, recv, start, live, _link: link.clone(), _window: window };
+                let source = Source { id, recv, start, live, _link: link.clone(), _seat: seat };
                 Ok(Reply::Subscribed(answer, source))
             }
             Message::SubscribeCursorError(error) => Ok(Reply::Cursor(error)),

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -125,11 +127,13 @@ pub fn signal(pid: u64, name: &str) {
     assert!(sent.success(), "kill -{name} {pid}");
 }
 
-/// Whether the process is there and no zombie.
+/// Whether the process is there and no zombie. Asked of the kernel: `/proc` may be that of another PID namespace.
 pub fn lives(pid: u64) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    !matches!(state, None | Some('Z' | 'X'))
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id");
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
+    // Readable from its end on, whether or not somebody has waited for it.
+    let mut asked = [PollFd::new(&process, PollFlags::IN)];
+    poll(&mut asked, Some(&Timespec::default())).expect("it can be asked") == 0
 }
 
 /// A folder for one development cluster and the contexts of its commands.
@@ -173,10 +177,17 @@ impl Place {
 
     /// A cluster that serves.
     pub fn start(&self, more: &[&str]) -> Dev<'_> {
+        self.start_in(&self.contexts(), more)
+    }
+
+    /// The same, which saves its context in a folder of others.
+    pub fn start_in(&self, contexts: &Path, more: &[&str]) -> Dev<'_> {
         // Left by one that was killed.
         let _ = std::fs::remove_file(self.ready_file());
         let log = std::fs::File::create(self.0.path().join("dev.log")).unwrap();
-        let child = self.dev(more).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        let mut command = self.dev(more);
+        command.env("FELIX_CONTEXT_DIR", contexts).stdout(Stdio::null()).stderr(log);
+        let child = command.spawn().unwrap();
         let mut process = Ended(child);
         wait_for("the ready file", || {
             let log = std::fs::read_to_string(self.0.path().join("dev.log")).unwrap_or_default();

@@ -249,6 +249,15 @@ impl FakeBroker {
         Self::with_certificates(ip, shards, ca_pem, config)
     }
 
+    /// One whose connections may have only so many streams of the client.
+    pub async fn start_with_streams(shards: u32, streams: u32) -> Self {
+        let (ca_pem, mut config) = certificates();
+        let mut transport = TransportConfig::default();
+        transport.max_concurrent_bidi_streams(VarInt::from_u32(streams));
+        config.transport_config(Arc::new(transport));
+        Self::with_certificates(Ipv4Addr::LOCALHOST.into(), shards, ca_pem, config)
+    }
+
     /// Another broker under the same certificate authority.
     pub fn sibling(&self, shards: u32) -> Self {
         Self::with_certificates(Ipv4Addr::LOCALHOST.into(), shards, self.ca_pem.clone(), self.config.clone())

@@ -35,6 +35,7 @@ use self::keys::{KeyCache, Request};
 use self::membership::{Membership, Said, Say};
 use self::routes::RouteMaker;
 use super::links::Links;
+use super::log_names::LogNames;
 use super::status::NodeStatus;
 use super::storage::LogBook;
 use crate::snapshot::{Owner, Routes, StreamName, log_key};
@@ -82,6 +83,7 @@ pub struct Agent {
     catalog_trouble: Trouble,
     membership_trouble: Trouble,
     keys_trouble: Trouble,
+    names: LogNames,
 }
 
 impl Agent {
@@ -103,7 +105,13 @@ impl Agent {
             catalog_trouble: Trouble::new("reading the control plane"),
             membership_trouble: Trouble::new("registration and heartbeat"),
             keys_trouble: Trouble::new("fetching verification keys"),
+            names: LogNames::new(Vec::new()),
         }
+    }
+
+    /// The names of durable streams are written down beside their logs from now on.
+    pub fn name_logs(&mut self, names: LogNames) {
+        self.names = names;
     }
 
     /// Starts every call that is due.
@@ -233,7 +241,9 @@ impl Agent {
             }
             self.status.routes_version.store(routes.version, Relaxed);
             links.routes(&routes);
+            self.names.learn(&routes);
         }
+        self.names.write();
         self.answer_keys |= self.keys.take_changed();
         if self.answer_keys && now >= self.keys_told_at + KEYS_GAP {
             self.answer_keys = false;

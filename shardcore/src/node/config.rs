@@ -149,6 +149,7 @@ impl Settings {
             frame_bytes_max: count(self.max_frame_bytes.0),
             preauth_frame_bytes_max: count(self.preauth_max_frame_bytes.0),
             preauth_streams_max: count(self.preauth_max_streams_per_conn),
+            streams_max: count(self.max_streams_per_conn),
             auth_timeout: Duration::from_millis(self.auth_timeout_ms),
             connections_max: count(self.max_client_connections.div_ceil(cores)),
             connections_per_ip_max: count(self.max_connections_per_ip),

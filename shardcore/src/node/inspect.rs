@@ -6,15 +6,19 @@
 mod json;
 mod text;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use felix_logstore::id::Fsync;
+use felix_logstore::id::{Fsync, ShardKey};
 use felix_logstore::inspect::{
     BATCH_ROWS_MAX, BatchRange, InspectError, Options, SegmentRole, Severity, ShardState, inspect,
 };
 use felix_logstore::record::BatchKind;
-use felix_wire::id::Offset;
+use felix_wire::id::{Offset, ShardIndex};
+
+use super::log_names;
+use crate::snapshot::StreamName;
 
 /// Batches shown when no limit is named.
 const BATCH_ROWS: &str = "100";
@@ -121,14 +125,19 @@ impl InspectLog {
     /// No report: status 2.
     pub fn run(&self) -> Result<Shown, InspectError> {
         let report = inspect(&self.dir, &self.options)?;
+        let keys: Vec<ShardKey> = report.shards.iter().map(|row| row.key).collect();
+        let names = log_names::of_logs(&self.dir, &keys);
         let text = if self.show.json {
-            json::render(&self.dir, &report, self.options.batches.is_some())
+            json::render(&self.dir, (&report, &names), self.options.batches.is_some())
         } else {
-            text::render(&self.dir, &report, self.show, self.options.batches.is_some())
+            text::render(&self.dir, (&report, &names), self.show, self.options.batches.is_some())
         };
         Ok(Shown { text, status: u8::from(!report.is_sound()) })
     }
 }
+
+/// Stream and shard by the hash of a log, of those that are known.
+type Names = BTreeMap<u128, (StreamName, ShardIndex)>;
 
 fn state_name(state: ShardState) -> &'static str {
     match state {

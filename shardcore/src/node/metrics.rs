@@ -143,7 +143,7 @@ fn gauges(status: &NodeStatus) -> [(&'static str, &'static str, i64); 8] {
         ("broker_routes_version", "Version of the newest routes.", signed(load(&status.routes_version))),
         (
             "log_refused",
-            "Logs that recovery refused: their shards are not served.",
+            "Logs that were refused when the broker started; as of then. Their shards are not served before it is started again.",
             signed(load(&status.logs_refused)),
         ),
         ("log_unclaimed", "Logs that no stream of the catalog names.", signed(load(&status.logs_unclaimed))),

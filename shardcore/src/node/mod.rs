@@ -12,6 +12,7 @@ mod http;
 mod identity;
 mod inspect;
 mod links;
+mod log_names;
 mod logs;
 mod memory;
 mod metrics;
@@ -40,6 +41,7 @@ use self::agent::{Agent, AgentSettings, ApiError, ControlPlane, Credential};
 pub use self::args::{ArgsError, Invocation, parse};
 use self::config::{Config, ConfigError, Settings};
 pub use self::inspect::{InspectLog, Shown};
+use self::log_names::LogNames;
 use self::logs::LogError;
 use self::metrics::Metrics;
 use self::ready_file::{Ready, ReadyFile};
@@ -147,8 +149,7 @@ async fn serve(settings: &Settings) -> Result<(), NodeError> {
     let status = Arc::new(NodeStatus::new(cores));
     let registration = identity::registration(settings, node_id, broker_addr);
     tracing::info!(%broker_addr, metrics = %metrics_addr, cores, node = node_id, "starting");
-    let dirs = settings.storage_dirs();
-    let roots = storage::make_roots(&dirs)
+    let roots = storage::make_roots(&settings.storage_dirs())
         .map_err(|(dir, error)| NodeError::Storage(format!("storage_dir {}: {error}", dir.display())))?;
     let known_roots = KnownRoots::new(data_dir.map(Path::new));
     known_roots.check(&roots).map_err(NodeError::Storage)?;
@@ -172,7 +173,8 @@ async fn serve(settings: &Settings) -> Result<(), NodeError> {
         sync_interval: Duration::from_millis(settings.controlplane_sync_interval_ms),
         registration,
     };
-    let agent = Agent::new(agent_settings, api, clock, Arc::clone(&status));
+    let mut agent = Agent::new(agent_settings, api, clock, Arc::clone(&status));
+    agent.name_logs(LogNames::new(roots.clone()));
     let predrain = Duration::from_millis(settings.shutdown_predrain_ms);
     let mut admin = Admin {
         clock,

@@ -5,6 +5,7 @@
 //! a log that recovery refused is left as it is.
 //! Not here: recovery and engines (`turn`), which core leads a shard (`agent::cores`).
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -56,7 +57,16 @@ impl LogBook {
 
     /// Whether a log can be opened here.
     pub fn serves(&self, key: ShardKey) -> bool {
-        !self.roots.is_empty() && !self.refused.contains_key(&key)
+        self.obstacle(key).is_none()
+    }
+
+    /// Why a log cannot be opened here before somebody does something about it and starts the broker again.
+    pub fn obstacle(&self, key: ShardKey) -> Option<Cow<'static, str>> {
+        if self.roots.is_empty() {
+            return Some("it has no storage_dir and no data_dir".into());
+        }
+        let why = self.refused.get(&key)?;
+        Some(format!("{why}; `felix-broker inspect log` of its storage_dir shows more").into())
     }
 
     /// Logs that recovery refused.

@@ -11,7 +11,7 @@ use felix_wire::frame::Frame;
 use super::acks::AckDialect;
 use super::refusal::Refusal;
 use super::stream::{ClientWords, Phase};
-use super::{Cx, IDENTITIES_MAX, Identity, KEYS_WAIT, STREAMS_MAX, Session, write_error};
+use super::{Cx, IDENTITIES_MAX, Identity, KEYS_WAIT, Session, write_error};
 use crate::access::{Principal, TokenClock, Verdict};
 use crate::turn::counters::Counter;
 use crate::turn::tenants::Tenants;
@@ -133,7 +133,8 @@ impl Session {
 
     fn accept(&mut self, id: StreamId, principal: Arc<Principal>, words: ClientWords, cx: &mut Cx<'_>) {
         if !self.is_authenticated() {
-            cx.quic.set_max_concurrent_streams(self.key, Dir::Bi, STREAMS_MAX);
+            // Strangers get fewer, as each costs memory.
+            cx.quic.set_max_concurrent_streams(self.key, Dir::Bi, cx.limits.streams_max);
             // Out of the core's budget; a connection that comes too late keeps the small window it has.
             let left = cx.limits.windows_bytes_max.saturating_sub(*cx.windows_bytes);
             let window = (cx.limits.conn_window as usize).min(left);

@@ -54,8 +54,6 @@ const KEYS_WAIT: Duration = Duration::from_secs(5);
 const IDENTITIES_MAX: usize = 1_024;
 /// Answers that a connection may leave unread over all its streams before none of them is read on.
 const UNREAD_BYTES_MAX: usize = 4 << 20;
-/// Streams an authenticated connection may have open (client-protocol 1.1); strangers get fewer, as each costs memory.
-const STREAMS_MAX: u32 = 1_024;
 /// Held streams of a connection that get credit of their own; the published client has 12 streams that publish.
 const HELD_CREDIT_STREAMS_MAX: usize = 12;
 /// Largest piece taken from QUIC at once.

@@ -7,7 +7,7 @@ use felix_wire::client::{Error, Message, RefusalReason};
 use felix_wire::error_code::{ErrorCode, ErrorDetail, RetryClass};
 
 use crate::route::RouteError;
-use crate::shard::mail::{NotWritten, NumberRefusal};
+use crate::shard::mail::{Doubt, NotWritten, NumberRefusal};
 use crate::snapshot::Routes;
 
 /// What a client is told when it does not get what it asked for.
@@ -95,6 +95,10 @@ impl Refusal {
     pub fn not_written(why: NotWritten) -> Refusal {
         let (code, message) = match why {
             NotWritten::NoSpace => (ErrorCode::Storage, "the volume of the log is nearly full"),
+            NotWritten::VolumeGone => {
+                (ErrorCode::Storage, "the storage folder of the log is gone from its place")
+            }
+            NotWritten::NoFile => (ErrorCode::Storage, "no further file of the log can be made"),
             NotWritten::Stopped => {
                 (ErrorCode::Storage, "the log of the shard has failed and takes no writes")
             }
@@ -109,6 +113,7 @@ impl Refusal {
                 }));
                 return refusal;
             }
+            NotWritten::Deleted => return Refusal::deleted(),
             NotWritten::TooLarge => return Refusal::limit("the batch is larger than a log can hold at once"),
         };
         let mut refusal = Refusal::new(code, message);
@@ -116,15 +121,35 @@ impl Refusal {
         refusal
     }
 
-    /// The log of the shard failed while the publish was on its way to the disk.
-    pub fn outcome_unknown() -> Refusal {
-        Refusal::new(ErrorCode::Storage, "the log of the shard failed: whether it was written is not known")
+    /// The publish was on its way to the disk when something happened to the log of the shard.
+    pub fn outcome_unknown(why: Doubt) -> Refusal {
+        let (code, message) = match why {
+            Doubt::LogFailed => {
+                (ErrorCode::Storage, "the log of the shard failed: whether it was written is not known")
+            }
+            Doubt::Moved => {
+                (ErrorCode::LeadershipLost, "the shard moved: whether it was written is not known")
+            }
+        };
+        Refusal::new(code, message)
+    }
+
+    /// The stream was deleted while the publish was on its way. Nobody has seen it, and nobody will.
+    fn deleted() -> Refusal {
+        Refusal { message: Cow::Borrowed("the stream was deleted"), ..Refusal::unknown_stream() }
     }
 
     /// What was asked for cannot be read from the log: bytes there are damaged, and will be so the next time.
     pub fn unreadable() -> Refusal {
         let retry = RetryClass::Fatal;
         Refusal { retry, ..Refusal::new(ErrorCode::Storage, "the log cannot be read there") }
+    }
+
+    /// The broker has no log for the shard: `why` is for whoever runs it, and trying again does not help.
+    pub fn no_log(why: &str) -> Refusal {
+        let message = format!("the shard is not served, because its broker cannot use its log: {why}");
+        let retry = RetryClass::Fatal;
+        Refusal { retry, message: Cow::Owned(message), ..Refusal::new(ErrorCode::Storage, "") }
     }
 
     /// The memory for unfinished frames is needed for others.
@@ -166,6 +191,7 @@ impl Refusal {
                 Refusal::new(ErrorCode::NotLeader, "another node serves the shard")
             }
             RouteError::Unavailable { reason } => Refusal::unavailable(reason),
+            RouteError::NoLog { why } => Refusal::no_log(why),
         }
     }
 

@@ -176,6 +176,7 @@ fn owner_entry(index: usize, owner: &Owner, hints: bool) -> ShardOwner<'_> {
             entry.generation = *generation;
         }
         Owner::Nobody { reason } => entry.unavailable = Some(Cow::Borrowed(*reason)),
+        Owner::NoLog { .. } => entry.unavailable = Some(Cow::Borrowed("storage")),
     }
     entry
 }

@@ -115,7 +115,7 @@ impl Logged {
                 return Taken::Full(job);
             }
             Err(ClaimError::Unknown) => return Taken::Gone(job),
-            Err(ClaimError::NoSpace) => return Taken::Refused(token, NotWritten::NoSpace),
+            Err(ClaimError::NoSpace) => return Taken::Refused(token, store.why_no_space(at.volume)),
             Err(ClaimError::Stopped(_)) => return Taken::Refused(token, NotWritten::Stopped),
             Err(ClaimError::TooLarge) => return Taken::Refused(token, NotWritten::TooLarge),
         };

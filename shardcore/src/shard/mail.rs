@@ -96,11 +96,15 @@ pub enum Bounce {
     Moved,
 }
 
-/// Why a publish was refused for good. Nothing was claimed for it.
+/// Why a publish was refused for good. Nothing was claimed for it, or what was is gone unseen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotWritten {
     /// The volume of the log is nearly full.
     NoSpace,
+    /// The folder of the log's volume is not there any more.
+    VolumeGone,
+    /// The log needs another file, and none can be made.
+    NoFile,
     /// The log failed and takes no writes until the process has started again.
     Stopped,
     /// More than a batch of the log can hold.
@@ -109,6 +113,17 @@ pub enum NotWritten {
     Unreadable,
     /// Its number does not fit what the shard knows of its producer.
     Number(NumberRefusal),
+    /// The stream was deleted, and the log with all that is in it.
+    Deleted,
+}
+
+/// Why nobody can say whether a publish is in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doubt {
+    /// The log failed.
+    LogFailed,
+    /// The shard is led elsewhere, or at a later generation.
+    Moved,
 }
 
 /// Why a numbered publish was refused (client-protocol 10.8).
@@ -161,6 +176,7 @@ pub enum ShardOutput {
     /// Whether it is in the log is not known.
     Unknown {
         token: JobToken,
+        why: Doubt,
     },
     Bounced {
         job: Job,

@@ -23,7 +23,8 @@ use crate::snapshot::ShardId;
 use crate::store::{LogAt, PageFor, PageReader, Store};
 use logged::{Logged, Taken};
 use mail::{
-    Bounce, Ending, FromShard, Job, LanePos, PageLoss, Reader, ShardInput, ShardOutput, Start, SubToken,
+    Bounce, Doubt, Ending, FromShard, Job, JobToken, LanePos, NotWritten, PageLoss, Reader, ShardInput,
+    ShardOutput, Start, SubToken,
 };
 use numbers::{Numbering, Numbers};
 use ring::{Page, Ring, RingLimits, SLOT_OVERHEAD_BYTES};
@@ -328,13 +329,15 @@ impl Shard {
 
     /// Its log takes no more: what is claimed is answered "not known".
     pub fn log_stopped(&mut self, out: &mut Outputs) {
+        self.end_claims(|token| ShardOutput::Unknown { token, why: Doubt::LogFailed }, out);
+    }
+
+    /// Nothing that is claimed will be settled: it is answered with `answer`.
+    fn end_claims(&mut self, answer: impl Fn(JobToken) -> ShardOutput, out: &mut Outputs) {
         let (shard, generation) = (self.id, self.generation);
-        for claimed in self.logged.iter_mut().flat_map(Logged::stop) {
-            let what = ShardOutput::Unknown { token: claimed.token };
-            out.push((claimed.to, FromShard { shard, generation, what }));
-        }
-        for (to, token) in self.numbers.stop() {
-            out.push((to, FromShard { shard, generation, what: ShardOutput::Unknown { token } }));
+        let claims = self.logged.iter_mut().flat_map(Logged::stop).map(|claimed| (claimed.to, claimed.token));
+        for (to, token) in claims.chain(self.numbers.stop()) {
+            out.push((to, FromShard { shard, generation, what: answer(token) }));
         }
     }
 
@@ -405,7 +408,11 @@ impl Shard {
     /// Ends every subscription, after what the linked cores were not sent when the shard only moves. It is dropped
     /// afterwards.
     pub fn close(&mut self, why: Ending, out: &mut Outputs) {
-        self.log_stopped(out);
+        let answer = |token| match why {
+            Ending::Deleted => ShardOutput::Refused { token, why: NotWritten::Deleted },
+            Ending::Moved => ShardOutput::Unknown { token, why: Doubt::Moved },
+        };
+        self.end_claims(answer, out);
         for link in std::mem::take(&mut self.links) {
             let rest = match why {
                 // What a log holds is read from there.

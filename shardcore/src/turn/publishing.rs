@@ -221,12 +221,12 @@ impl Core {
                 }
                 self.refuse_job(token, Refusal::not_written(why));
             }
-            ShardOutput::Unknown { token } => {
+            ShardOutput::Unknown { token, why } => {
                 if let Some(lane) = self.lanes.get_mut(&answer.shard) {
                     lane.published(now);
                 }
                 self.counters.add(Counter::PublishesUnknown, 1);
-                self.settle(token, Some(Outcome::Refused(Box::new(Refusal::outcome_unknown()))));
+                self.settle(token, Some(Outcome::Refused(Box::new(Refusal::outcome_unknown(why)))));
             }
             ShardOutput::Bounced { job, why } => {
                 self.counters.add(Counter::PublishesBounced, 1);
@@ -289,6 +289,10 @@ impl Core {
             }
             Some(Owner::Node { .. }) => self.refuse_lane(id, &Refusal::unavailable("stale")),
             Some(Owner::Nobody { reason }) => self.refuse_lane(id, &Refusal::unavailable(reason)),
+            Some(Owner::NoLog { why }) => {
+                let refusal = Refusal::no_log(why);
+                self.refuse_lane(id, &refusal);
+            }
             None => self.refuse_lane(id, &Refusal::unknown_stream()),
         }
     }

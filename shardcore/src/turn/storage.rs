@@ -12,7 +12,7 @@ use felix_logstore::engine::{Event, Latencies, LogId, ReadError, ReadId};
 use felix_logstore::id::ShardKey;
 use felix_logstore::retention::Retention;
 use felix_runtime::clock::Tick;
-use felix_runtime::file::{BufPool, Done, Op, Token};
+use felix_runtime::file::{BufPool, DiskError, Done, Op, Token};
 use felix_wire::id::{Generation, Offset};
 
 use super::core::Core;
@@ -274,9 +274,20 @@ impl Core {
             Event::Space { writes: false } => {
                 tracing::error!(volume, "the volume is nearly full: writes to durable streams are refused");
             }
-            Event::DiskTrouble { what, error } => tracing::error!(volume, %error, "disk trouble: {what}"),
+            Event::DiskTrouble { what, error } => self.disk_trouble(volume, what, error),
             Event::Created { .. } | Event::Closed => {}
             Event::Cut { .. } | Event::CutFailed { .. } => {}
+        }
+    }
+
+    fn disk_trouble(&mut self, volume: u16, what: &str, error: DiskError) {
+        let hint = match error {
+            DiskError::Missing => "; was the volume's folder moved away, or its drive unmounted?",
+            _ => "",
+        };
+        tracing::error!(volume, %error, "disk trouble: {what}{hint}");
+        if let Some(store) = &mut self.store {
+            store.note_trouble(volume, error);
         }
     }
 

@@ -449,7 +449,7 @@ impl Core {
         feed.take_rest(rest, limits.live, |frame| self.offer(&subscribers, &frame));
         let next_generation = match self.routes.owner(shard) {
             Some(Owner::Here { generation, .. } | Owner::Node { generation, .. }) => *generation,
-            Some(Owner::Nobody { .. }) | None => generation,
+            Some(Owner::Nobody { .. } | Owner::NoLog { .. }) | None => generation,
         };
         for token in subscribers {
             let Some(sub) = self.sub_mut(token) else { continue };

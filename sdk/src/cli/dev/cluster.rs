@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde::Deserialize;
@@ -98,6 +98,8 @@ pub struct Cluster {
     broker_ready: Option<BrokerReady>,
     /// Files that tell others, in the order they are written.
     told: Vec<PathBuf>,
+    /// The context, which another cluster may take over.
+    context: Option<PathBuf>,
     killer: BrokerKiller,
     /// Those who wait for the death of the broker.
     kills: mpsc::Receiver<oneshot::Sender<()>>,
@@ -144,6 +146,7 @@ impl Cluster {
             ctrl_ready: None,
             broker_ready: None,
             told: Vec::new(),
+            context: None,
             killer: BrokerKiller(killer),
             kills,
         })
@@ -154,12 +157,14 @@ impl Cluster {
         self.killer.clone()
     }
 
-    /// Starts both servers and waits until a stream can be used. `told` are the files to tell others through.
+    /// Starts both servers and waits until a stream can be used. `told` are the files to tell others through, and `context`
+    /// one more, which is taken from whoever has it.
     ///
     /// # Errors
     /// `Other` with the end of the log of the server that did not start.
-    pub async fn start(&mut self, told: Vec<PathBuf>) -> Outcome {
+    pub async fn start(&mut self, told: Vec<PathBuf>, context: Option<PathBuf>) -> Outcome {
         self.told = told;
+        self.context = context;
         self.start_ctrl().await?;
         let bootstrap = self.bootstrap()?;
         Self::blocking(move || seed::tenant(&bootstrap)).await?;
@@ -167,6 +172,10 @@ impl Cluster {
         let api = self.api()?;
         Self::blocking(move || seed::catalog(&api, &FIRST_STREAMS)).await?;
         self.start_broker().await?;
+        // The context first: whoever waits for the ready file may use either.
+        if let Some(path) = &self.context {
+            write(&self.dev_file()?, path)?;
+        }
         self.tell()
     }
 
@@ -418,22 +427,24 @@ impl Cluster {
         })
     }
 
-    /// Writes the files, whole.
+    /// Writes the files, whole; the context as long as it is of this cluster.
     fn tell(&self) -> Outcome {
         let file = self.dev_file()?;
-        for path in &self.told {
-            file.write(path).map_err(|error| Failure::other(format!("{}: {error}", path.display())))?;
-        }
-        Ok(())
+        let context = self.context.iter().filter(|path| self.is_own(path));
+        self.told.iter().chain(context).try_for_each(|path| write(&file, path))
+    }
+
+    /// The folder says whose a file is: no two clusters share one.
+    fn is_own(&self, path: &Path) -> bool {
+        DevFile::read(path).is_ok_and(|held| held.data_dir == self.folder.root())
     }
 
     /// Ends both servers in order. True when each ended by itself within its budget.
     pub async fn stop(mut self) -> bool {
         // Nothing is ready any more. A file that is gone already is as good; a context that another cluster has saved since
-        // stays, and the folder says whose it is: no two clusters share one.
-        let own = |path: &PathBuf| DevFile::read(path).is_ok_and(|held| held.data_dir == self.folder.root());
-        for path in &self.told {
-            if self.plan.ready_file.as_ref() == Some(path) || own(path) {
+        // stays.
+        for path in self.told.iter().chain(&self.context) {
+            if self.plan.ready_file.as_ref() == Some(path) || self.is_own(path) {
                 let _ = std::fs::remove_file(path);
             }
         }
@@ -447,6 +458,10 @@ impl Cluster {
         };
         broker && ctrl
     }
+}
+
+fn write(file: &DevFile, path: &Path) -> Outcome {
+    file.write(path).map_err(|error| Failure::other(format!("{}: {error}", path.display())))
 }
 
 /// A failed attempt to start a server again: told, and followed by the next attempt.

@@ -4,9 +4,15 @@
 use std::fs::{File, TryLockError};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use crate::cli::dev_file::LOCK;
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::private_file;
+
+/// How often, and how far apart, a lock is tried that somebody holds.
+const LOCK_TRIES: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// A locked data folder.
 pub struct Folder {
@@ -27,7 +33,7 @@ impl Folder {
         {
             private_file::make_folder(&folder).map_err(|error| failed(&folder, error))?;
         }
-        let path = root.join("lock");
+        let path = root.join(LOCK);
         let mut options = File::options();
         let mut lock = options
             .read(true)
@@ -36,7 +42,7 @@ impl Folder {
             .truncate(false)
             .open(&path)
             .map_err(|error| failed(&path, error))?;
-        match lock.try_lock() {
+        match lock_soon(&lock) {
             Ok(()) => {}
             Err(TryLockError::Error(error)) => return Err(failed(&path, error)),
             Err(TryLockError::WouldBlock) => {
@@ -86,6 +92,17 @@ impl Folder {
     pub fn bootstrap_secret(&self) -> PathBuf {
         self.root.join("run/bootstrap.token")
     }
+}
+
+/// Locks the file. Whoever only looks whether it is locked holds it for a moment.
+fn lock_soon(file: &File) -> Result<(), TryLockError> {
+    for _ in 0..LOCK_TRIES {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+            outcome => return outcome,
+        }
+    }
+    file.try_lock()
 }
 
 #[cfg(test)]

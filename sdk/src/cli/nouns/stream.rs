@@ -5,6 +5,7 @@ use felix_wire::control::{
     Consistency, Delivery, KeyRouting, Retention, Stream, StreamCreate, StreamKind, StreamPatch,
 };
 
+use super::served::wait_until_served;
 use super::{Api, Context, Failure, Format, Outcome, OutputArgs, confirm, remark, show_created};
 
 #[derive(Clone, Debug, Subcommand)]
@@ -46,6 +47,9 @@ pub struct CreateArgs {
     /// How keys choose a shard; the control plane's default when absent
     #[arg(long, value_enum)]
     routing: Option<RoutingArg>,
+    /// Return at once: the brokers may not know the stream yet. Without it, up to 5 s are waited until they serve it
+    #[arg(long)]
+    no_wait: bool,
     #[command(flatten)]
     mutable: MutableArgs,
     #[command(flatten)]
@@ -164,9 +168,14 @@ impl Verb {
                 context.format.one(&api.get::<Stream>(&[&all[..], &[&stream]].concat())?)
             }
             Verb::Create(args) => {
+                let wait = !args.no_wait;
                 let body = args.body();
                 remark_unserved(body.replication_factor, body.consistency);
-                show_created(context.format, &api.post::<Stream>(&all, &body)?)
+                let made = api.post::<Stream>(&all, &body)?;
+                if wait {
+                    wait_until_served(&context.settings, &made.document.stream, made.document.shards);
+                }
+                show_created(context.format, &made)
             }
             Verb::Set(args) => {
                 let path = [&all[..], &[&args.stream]].concat();

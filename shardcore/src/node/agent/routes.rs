@@ -115,11 +115,13 @@ impl RouteMaker {
         let owners = (0..stream.shards)
             .map(|shard| {
                 let id = ShardId { stream: life.uid, shard: ShardIndex(shard) };
-                // A durable stream whose log cannot be had is not served at all: an ack would promise what is not kept.
-                if stream.durable && !logs.serves(log_key(&life.name, incarnation, id.shard)) {
-                    return Owner::Nobody { reason: "not_ready" };
+                let owner = self.owner(catalog, current(catalog, stream, shard), id);
+                if !stream.durable || !matches!(owner, Owner::Here { .. }) {
+                    return owner;
                 }
-                self.owner(catalog, current(catalog, stream, shard), id)
+                // A durable stream whose log cannot be had is not served at all: an ack would promise what is not kept.
+                let obstacle = logs.obstacle(log_key(&life.name, incarnation, id.shard));
+                obstacle.map_or(owner, |why| Owner::NoLog { why: why.into() })
             })
             .collect();
         let retention = Retention {

@@ -15,6 +15,8 @@ const INITIAL_MTU: std::ops::RangeInclusive<u64> = 1_200..=1_452;
 const DATAGRAM_BYTES: std::ops::RangeInclusive<u64> = 1_200..=65_507;
 /// Every client may send datagrams of this size.
 const ANNOUNCED_PAYLOAD_MIN: u64 = 4_096;
+/// The transport has an entry for each.
+const STREAMS_PER_CONN_MAX: u64 = 65_536;
 /// A shorter interval would only load the control plane.
 const SYNC_INTERVAL_MS_MIN: u64 = 50;
 /// Every label costs each core a row that is copied once a second.
@@ -201,6 +203,14 @@ impl Settings {
         ] {
             refuse(value == 0 || value > 1 << 24, format!("{name} is {value}; it can be 1 to {}", 1 << 24));
         }
+        refuse(
+            self.max_streams_per_conn < self.preauth_max_streams_per_conn
+                || self.max_streams_per_conn > STREAMS_PER_CONN_MAX,
+            format!(
+                "max_streams_per_conn is {}; it can be {} (preauth_max_streams_per_conn) to {STREAMS_PER_CONN_MAX}",
+                self.max_streams_per_conn, self.preauth_max_streams_per_conn
+            ),
+        );
         refuse(
             self.subscriber_queue_capacity > self.subscriber_queue_max,
             format!(

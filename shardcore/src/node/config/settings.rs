@@ -135,6 +135,8 @@ settings! {
     preauth_max_frame_bytes: Size = Size(64 << 10), "FELIX_PREAUTH_MAX_FRAME_BYTES";
     /// Streams a connection may open before anything on it has authenticated.
     preauth_max_streams_per_conn: u64 = 16, "FELIX_PREAUTH_MAX_STREAMS_PER_CONN";
+    /// Streams an authenticated connection may open and have open; each costs a little memory whether it is open or not.
+    max_streams_per_conn: u64 = 1_024, "FELIX_MAX_STREAMS_PER_CONN";
     /// From the handshake to the first authentication, in milliseconds.
     auth_timeout_ms: u64 = 10_000, "FELIX_AUTH_TIMEOUT_MS";
     /// Connections of the whole broker.

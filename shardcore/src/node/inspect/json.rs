@@ -7,10 +7,11 @@ use std::path::Path;
 use felix_logstore::inspect::{BatchRow, Finding, Report, SegmentRow, ShardRow, SlotRow};
 use serde_json::{Value, json};
 
-use super::{kind_name, policy_name, role_name, severity_name, state_name};
+use super::{Names, kind_name, policy_name, role_name, severity_name, state_name};
+use crate::snapshot::StreamName;
 
 /// One object, with a line end.
-pub(super) fn render(dir: &Path, report: &Report, with_batches: bool) -> String {
+pub(super) fn render(dir: &Path, (report, names): (&Report, &Names), with_batches: bool) -> String {
     let mut object = json!({
         "directory": dir.display().to_string(),
         "sound": report.is_sound(),
@@ -18,7 +19,7 @@ pub(super) fn render(dir: &Path, report: &Report, with_batches: bool) -> String 
         "note_count": report.notes,
         "run": report.run,
         "slots": report.slots.iter().map(slot).collect::<Vec<_>>(),
-        "shards": report.shards.iter().map(shard).collect::<Vec<_>>(),
+        "shards": report.shards.iter().map(|row| shard(row, names)).collect::<Vec<_>>(),
         "pool": { "files": report.pool_files, "bytes": report.pool_bytes },
         "findings": report.findings.iter().map(finding).collect::<Vec<_>>(),
     });
@@ -46,8 +47,13 @@ fn slot(row: &SlotRow) -> Value {
     })
 }
 
-fn shard(row: &ShardRow) -> Value {
+fn shard(row: &ShardRow, names: &Names) -> Value {
+    let stream = names.get(&row.key.name).map(|(name, shard)| {
+        let StreamName { tenant, namespace, stream } = name;
+        json!({ "tenant": **tenant, "namespace": **namespace, "stream": **stream, "shard": shard.0 })
+    });
     json!({
+        "stream": stream,
         "shard": row.key.to_string(),
         "hash": format!("{:032x}", row.key.name),
         "incarnation": row.key.incarnation.0,

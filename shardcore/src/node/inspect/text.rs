@@ -6,12 +6,18 @@ use std::path::Path;
 
 use felix_logstore::inspect::Report;
 
-use super::{Show, kind_name, role_name, severity_name, state_name};
+use super::{Names, Show, kind_name, role_name, severity_name, state_name};
+use crate::snapshot::StreamName;
 
 /// All of it, with line ends.
-pub(super) fn render(dir: &Path, report: &Report, show: Show, with_batches: bool) -> String {
+pub(super) fn render(
+    dir: &Path,
+    (report, names): (&Report, &Names),
+    show: Show,
+    with_batches: bool,
+) -> String {
     let mut out = String::new();
-    shards(report, &mut out);
+    shards(report, names, &mut out);
     if show.slots {
         slots(report, &mut out);
     }
@@ -45,9 +51,14 @@ fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
     let _ = writeln!(out, "{text}");
 }
 
-fn shards(report: &Report, out: &mut String) {
-    let header = ["shard", "incarnation", "segments", "start", "end", "records", "bytes", "state"];
+fn shards(report: &Report, names: &Names, out: &mut String) {
+    let header = ["shard", "incarnation", "segments", "start", "end", "records", "bytes", "state", "stream"];
     let rows = report.shards.iter().map(|row| {
+        let name = names.get(&row.key.name);
+        let name = name.map(|(name, shard)| {
+            let StreamName { tenant, namespace, stream } = name;
+            format!("{tenant}/{namespace}/{stream}/{}", shard.0)
+        });
         vec![
             format!("{:032x}", row.key.name),
             row.key.incarnation.0.to_string(),
@@ -57,6 +68,7 @@ fn shards(report: &Report, out: &mut String) {
             row.records.to_string(),
             row.bytes.to_string(),
             state_name(row.state).to_owned(),
+            name.unwrap_or_else(|| "-".to_owned()),
         ]
     });
     table(out, &header, rows.collect());

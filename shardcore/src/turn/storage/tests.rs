@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use felix_logstore::driver::Driver;
-use felix_logstore::id::{Fsync, Run};
+use felix_logstore::id::{Fsync, Run, ShardKey};
 use felix_logstore::log::LogState;
 use felix_logstore::recovery::{LOCK_WAIT, Recovery, RecoveryConfig};
 use felix_logstore::retention::Retention;
@@ -13,14 +13,16 @@ use felix_runtime::clock::Tick;
 use felix_runtime::file::{BufPool, Disk, DiskError, Done, Token, VolumeId};
 use felix_runtime::sim::{DiskFaults, Fault, OpKind, SimDisk};
 use felix_wire::client::Records;
+use felix_wire::error_code::ErrorCode;
 use felix_wire::id::{CoreId, Generation, Incarnation, Offset, ProducerId, Sequence, ShardIndex};
 use felix_wire::routing::KeyMapping;
 
 use super::super::core::{Core, Mail};
 use super::super::tests::bare_core;
+use crate::session::refusal::Refusal;
 use crate::shard::mail::{
-    Bounce, Job, JobToken, LanePos, NotWritten, NumberRefusal, PageLoss, Reader, ShardInput, ShardOutput,
-    Start, SubToken, ToShard,
+    Bounce, Doubt, Job, JobToken, LanePos, NotWritten, NumberRefusal, PageLoss, Reader, ShardInput,
+    ShardOutput, Start, SubToken, ToShard,
 };
 use crate::snapshot::{
     CoreLimits, FromCore, LogOrder, Owner, Routes, ShardId, StreamName, StreamRoute, StreamUid, ToCore,
@@ -215,7 +217,7 @@ impl World {
         let answers = std::mem::take(&mut self.answers);
         let settled = answers.into_iter().filter_map(|answer| match answer {
             ShardOutput::Published { token, base, logged: true } => Some((token.0, Some(base.0))),
-            ShardOutput::Unknown { token } => Some((token.0, None)),
+            ShardOutput::Unknown { token, .. } => Some((token.0, None)),
             ShardOutput::Subscribed { .. } | ShardOutput::Page { .. } => None,
             other => panic!("another answer: {other:?}"),
         });
@@ -419,6 +421,59 @@ fn a_log_moves_to_another_core_with_all_it_holds() {
     assert_eq!(world.read(1, 0), (0..=50).collect::<Vec<_>>());
 }
 
+/// A publish is in flight, and a second copy of it waits for the first, when the log is taken away.
+fn answers_when_the_log_goes(order: impl Fn(ShardKey) -> LogOrder) -> Vec<ShardOutput> {
+    let mut world = World::new(Fsync::OnCommit);
+    world.serve(0, LogSource::New);
+    let numbered = |sequence| Some((ProducerId(5), Sequence(sequence)));
+    world.publish(0, 0, numbered(0));
+    world.run(Duration::from_millis(20));
+    assert_eq!(world.settled(), [(0, Some(0))]);
+    for token in [1, 2] {
+        let records = Records::from_payloads([b"the same"]);
+        world.send(0, Job { token: JobToken(token), records, producer: numbered(1) });
+    }
+    world.turn();
+    let key = world.route(Owner::Nobody { reason: "moving" }).log_key(ShardIndex(0));
+    world.cores[0].handle_admin(world.now, ToCore::Log(order(key)));
+    world.run(Duration::from_millis(50));
+    std::mem::take(&mut world.answers)
+}
+
+#[test]
+fn what_was_on_its_way_when_its_stream_was_deleted_is_told_so() {
+    let answers =
+        answers_when_the_log_goes(|key| LogOrder::Delete { key, volume: 0, source: LogSource::New });
+    assert!(
+        matches!(
+            answers[..],
+            [
+                ShardOutput::Refused { token: JobToken(1), why: NotWritten::Deleted },
+                ShardOutput::Refused { token: JobToken(2), why: NotWritten::Deleted }
+            ]
+        ),
+        "{answers:?}"
+    );
+    let told = Refusal::not_written(NotWritten::Deleted);
+    assert_eq!((told.code, &*told.message), (ErrorCode::NotFound, "the stream was deleted"));
+}
+
+#[test]
+fn what_was_on_its_way_when_its_shard_moved_has_an_unknown_outcome_and_no_log_failed() {
+    let answers = answers_when_the_log_goes(|key| LogOrder::Release { key });
+    assert!(
+        matches!(
+            answers[..],
+            [
+                ShardOutput::Unknown { token: JobToken(1), why: Doubt::Moved },
+                ShardOutput::Unknown { token: JobToken(2), why: Doubt::Moved }
+            ]
+        ),
+        "{answers:?}"
+    );
+    assert_eq!(Refusal::outcome_unknown(Doubt::Moved).code, ErrorCode::LeadershipLost);
+}
+
 #[test]
 fn a_deleted_life_is_gone_and_the_next_one_begins_empty() {
     let mut world = World::new(Fsync::OnCommit);
@@ -464,6 +519,42 @@ fn writes_to_a_volume_that_is_nearly_full_are_refused_and_go_on_when_there_is_sp
     world.publish(0, 2, None);
     world.run(Duration::from_millis(20));
     assert_eq!(world.settled(), [(2, Some(1))]);
+}
+
+#[test]
+fn a_volume_whose_folder_is_gone_is_not_told_as_full_and_goes_on_when_it_is_back() {
+    let mut world = World::new(Fsync::OnCommit);
+    world.serve(0, LogSource::New);
+    world.disk.choose_faults(|asked| {
+        let by_name = matches!(
+            asked.kind,
+            OpKind::Open | OpKind::Rename | OpKind::Unlink | OpKind::List | OpKind::Space
+        );
+        by_name.then_some(Fault::Error(DiskError::Missing))
+    });
+    let mut refused = None;
+    for token in 0..200 {
+        let records = Records::from_payloads([vec![7; 20_000]]);
+        world.send(0, Job { token: JobToken(token), records, producer: None });
+        world.run(Duration::from_millis(20));
+        // What waits for room in vain is refused as late, and the next one is tried again.
+        world.returned.clear();
+        world.at = LanePos { epoch: world.at.epoch + 1, seq: 0 };
+        refused = std::mem::take(&mut world.answers).into_iter().find_map(|answer| match answer {
+            ShardOutput::Refused { why, .. } => Some(why),
+            _ => None,
+        });
+        if refused.is_some() {
+            break;
+        }
+    }
+    assert_eq!(refused, Some(NotWritten::VolumeGone));
+    world.disk.choose_faults(|_| None);
+    world.run(Duration::from_secs(2));
+    world.answers.clear();
+    world.publish(0, 1_000, None);
+    world.run(Duration::from_millis(20));
+    assert!(matches!(world.settled()[..], [(1_000, Some(_))]));
 }
 
 #[test]

@@ -1,18 +1,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use felix_logstore::id::Run;
 use felix_runtime::Tick;
 use felix_wire::control::{
     Capacity, KeyRouting, Lifecycle, Node, NodePlacement, NodeSpec, NodeStatus, NodeView,
 };
-use felix_wire::id::{Generation, NodeId};
+use felix_wire::id::{Generation, Incarnation, NodeId, ShardIndex};
 use felix_wire::routing::KeyMapping;
 
 use super::*;
 use crate::node::agent::catalog::{Answer, Catalog, FeedAnswer};
 use crate::node::agent::routes::RouteMaker;
 use crate::node::storage::LogBook;
-use crate::snapshot::{Owner, Routes, StreamRoute};
+use crate::snapshot::{Owner, RecoveredVolume, Routes, StreamName, StreamRoute, log_key};
 
 struct World {
     catalog: Catalog,
@@ -130,7 +131,7 @@ fn a_new_generation_keeps_the_core_and_a_shard_that_went_away_may_come_back() {
     let mut world = World::new(4);
     let core = |routes: &Routes| match route(routes, "s").owners[0] {
         Owner::Here { core, .. } => Some(core),
-        Owner::Node { .. } | Owner::Nobody { .. } => None,
+        Owner::Node { .. } | Owner::Nobody { .. } | Owner::NoLog { .. } => None,
     };
     let first = core(&world.say(vec![stream("s", 1, 1)], vec![assignment("s", 0, "me", 1, 1)]));
     let second = core(&world.say(vec![stream("s", 1, 1)], vec![assignment("s", 0, "me", 2, 1)]));
@@ -162,5 +163,42 @@ fn a_durable_stream_is_not_served_from_memory() {
     let mut world = World::new(1);
     let durable = Stream { durable: true, ..stream("d", 1, 1) };
     let routes = world.say(vec![durable], vec![assignment("d", 0, "me", 1, 1)]);
-    assert_eq!(route(&routes, "d").owners, [Owner::Nobody { reason: "not_ready" }]);
+    let owners = &route(&routes, "d").owners;
+    assert!(matches!(&owners[..], [Owner::NoLog { why }] if why.contains("storage_dir")), "{owners:?}");
+}
+
+#[test]
+fn a_durable_shard_of_another_node_is_there_whatever_became_of_our_logs() {
+    let mut world = World::new(1);
+    let durable = Stream { durable: true, ..stream("d", 1, 1) };
+    let routes = world.say(vec![durable], vec![assignment("d", 0, "other", 1, 1)]);
+    let owners = &route(&routes, "d").owners;
+    assert!(matches!(&owners[..], [Owner::Node { .. }]), "{owners:?}");
+}
+
+#[test]
+fn a_shard_whose_log_was_refused_says_so_and_what_is_wrong_with_it() {
+    let mut world = World::new(1);
+    world.logs = LogBook::new(vec!["/v".into()], [0; 16]);
+    let name = StreamName { tenant: "t".into(), namespace: "n".into(), stream: "d".into() };
+    let key = log_key(&name, Incarnation(1), ShardIndex(0));
+    let found = RecoveredVolume {
+        run: Run(1),
+        logs: Vec::new(),
+        refused: vec![(key, "the segment is missing".to_owned())],
+        torn: 0,
+    };
+    world.logs.recovered(vec![found], 1);
+    let durable = Stream { durable: true, ..stream("d", 2, 1) };
+    let assignments = vec![assignment("d", 0, "me", 1, 1), assignment("d", 1, "me", 1, 1)];
+    let routes = world.say(vec![durable], assignments);
+    let owners = &route(&routes, "d").owners;
+    assert!(
+        matches!(
+            &owners[..],
+            [Owner::NoLog { why }, Owner::Here { .. }]
+                if why.contains("the segment is missing") && why.contains("felix-broker inspect log")
+        ),
+        "{owners:?}"
+    );
 }

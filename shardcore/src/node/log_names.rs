@@ -1,0 +1,212 @@
+//! Which streams the logs of a volume are of: a file beside the logs, for people who look at them, since logs are named by
+//! hashes. Scope: per process, on the admin thread.
+//! Owns: the names that are known, and the one write that is under way.
+//! Invariants: nothing is decided by the file; a name counts only for a log whose hash it has; the file is written whole
+//! and is bounded, and a disk that does not take it holds up nothing.
+//! Not here: showing it (`inspect`).
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use felix_logstore::id::ShardKey;
+use felix_wire::control::{NameKind, check_name};
+use felix_wire::id::{Incarnation, ShardIndex};
+use tokio::task::JoinHandle;
+
+use super::ready_file;
+use crate::snapshot::{Routes, StreamName, log_key};
+
+/// The file in the folder of a volume; hidden, so that it is none of the log's.
+const FILE: &str = ".stream-names";
+/// Streams that are remembered, those that were deleted among them: their logs may be there still.
+const NAMES_MAX: usize = 65_536;
+/// Bytes read of a file: more than the longest names need.
+const FILE_BYTES_MAX: u64 = NAMES_MAX as u64 * 512;
+/// Widest stream there is.
+const SHARDS_MAX: u32 = 65_536;
+/// Shards whose hashes are compared when a file is read: it may say anything.
+const HASHES_MAX: u64 = 4 << 20;
+
+/// Streams and their widths.
+type Names = BTreeMap<StreamName, u32>;
+
+/// See the module.
+pub struct LogNames {
+    roots: Vec<PathBuf>,
+    names: Names,
+    /// Not written yet.
+    changed: bool,
+    writing: Option<JoinHandle<()>>,
+}
+
+impl LogNames {
+    /// For volumes at `roots`; reads what an earlier process wrote there.
+    pub fn new(roots: Vec<PathBuf>) -> LogNames {
+        let names = roots.iter().flat_map(|root| read(root)).collect();
+        LogNames { roots, names, changed: false, writing: None }
+    }
+
+    /// Learns the durable streams of a snapshot.
+    pub fn learn(&mut self, routes: &Routes) {
+        if self.roots.is_empty() {
+            return;
+        }
+        for route in routes.iter().filter(|route| route.is_durable()) {
+            let width = self.names.get(&route.name).copied();
+            if width.is_none_or(|width| width < route.shards()) {
+                self.names.insert(route.name.clone(), route.shards());
+                self.changed = true;
+            }
+        }
+        if self.names.len() > NAMES_MAX {
+            let there =
+                |name: &StreamName| routes.iter().any(|route| route.is_durable() && route.name == *name);
+            self.names.retain(|name, _| there(name));
+            while self.names.len() > NAMES_MAX {
+                self.names.pop_last();
+            }
+        }
+    }
+
+    /// Writes what is new, on a thread for such things; one write at a time.
+    pub fn write(&mut self) {
+        let busy = self.writing.as_ref().is_some_and(|writing| !writing.is_finished());
+        if busy || !std::mem::take(&mut self.changed) {
+            return;
+        }
+        let (roots, text) = (self.roots.clone(), render(&self.names));
+        self.writing = Some(tokio::task::spawn_blocking(move || {
+            for root in roots {
+                if let Err(error) = ready_file::write_private(&root.join(FILE), text.as_bytes()) {
+                    tracing::debug!(%error, folder = %root.display(), "the names of streams were not written");
+                }
+            }
+        }));
+    }
+}
+
+/// Tenant, namespace, stream and shard of those of the logs whose hash is that of a name in the volume's file.
+pub fn of_logs(root: &Path, keys: &[ShardKey]) -> BTreeMap<u128, (StreamName, ShardIndex)> {
+    let mut found = BTreeMap::new();
+    let mut hashes = 0;
+    for (name, width) in read(root) {
+        hashes += u64::from(width);
+        if hashes > HASHES_MAX {
+            break;
+        }
+        for shard in (0..width).map(ShardIndex) {
+            let hash = log_key(&name, Incarnation(0), shard).name;
+            if keys.iter().any(|key| key.name == hash) {
+                found.insert(hash, (name.clone(), shard));
+            }
+        }
+    }
+    found
+}
+
+fn render(names: &Names) -> String {
+    let line = |(name, width): (&StreamName, &u32)| {
+        format!("{}/{}/{} {width}\n", name.tenant, name.namespace, name.stream)
+    };
+    names.iter().map(line).collect()
+}
+
+/// The lines of the file that make sense; none when there is no such file.
+fn read(root: &Path) -> Names {
+    let mut bytes = Vec::new();
+    let Ok(file) = std::fs::File::open(root.join(FILE)) else { return Names::new() };
+    if file.take(FILE_BYTES_MAX).read_to_end(&mut bytes).is_err() {
+        return Names::new();
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    text.lines().filter_map(parse).take(NAMES_MAX).collect()
+}
+
+fn parse(line: &str) -> Option<(StreamName, u32)> {
+    let (path, width) = line.split_once(' ')?;
+    let [tenant, namespace, stream] = path.split('/').collect::<Vec<_>>()[..] else { return None };
+    let kinds = [NameKind::Tenant, NameKind::Namespace, NameKind::Stream];
+    let good = |(kind, name): (NameKind, &str)| check_name(kind, name).is_ok();
+    if !kinds.into_iter().zip([tenant, namespace, stream]).all(good) {
+        return None;
+    }
+    let width = width.parse().ok().filter(|width| (1..=SHARDS_MAX).contains(width))?;
+    Some((StreamName { tenant: tenant.into(), namespace: namespace.into(), stream: stream.into() }, width))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use felix_logstore::retention::Retention;
+    use felix_wire::routing::KeyMapping;
+
+    use super::*;
+    use crate::snapshot::{Owner, StreamRoute, StreamUid};
+
+    fn name(stream: &str) -> StreamName {
+        StreamName { tenant: "t".into(), namespace: "n".into(), stream: stream.into() }
+    }
+
+    fn routes(streams: &[(&str, usize, bool)]) -> Routes {
+        let route = |(uid, (stream, shards, durable)): (u64, &(&str, usize, bool))| {
+            Arc::new(StreamRoute {
+                uid: StreamUid(uid),
+                name: name(stream),
+                incarnation: Incarnation(9),
+                mapping: KeyMapping::Modulo,
+                log: durable.then(Retention::default),
+                owners: vec![Owner::Nobody { reason: "moving" }; *shards],
+            })
+        };
+        Routes::new(1, (0..).zip(streams).map(route), [Arc::from("t")])
+    }
+
+    #[tokio::test]
+    async fn a_log_has_the_name_of_its_stream_also_when_that_is_gone_or_was_of_an_earlier_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let roots = vec![folder.path().to_owned()];
+        for streams in [&[("orders", 4, true), ("events", 1, false)][..], &[("parcels", 2, true)]] {
+            let mut names = LogNames::new(roots.clone());
+            names.learn(&routes(streams));
+            names.write();
+            names.writing.take().expect("something is new").await.unwrap();
+            names.learn(&routes(streams));
+            names.write();
+            assert!(names.writing.is_none(), "nothing is new");
+        }
+        let keys = [("orders", 3), ("parcels", 0), ("events", 0), ("orders", 4)];
+        let keys = keys.map(|(stream, shard)| log_key(&name(stream), Incarnation(9), ShardIndex(shard)));
+        let found = of_logs(folder.path(), &keys);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[&keys[0].name], (name("orders"), ShardIndex(3)));
+        assert_eq!(found[&keys[1].name], (name("parcels"), ShardIndex(0)));
+    }
+
+    #[test]
+    fn a_file_that_lies_or_is_garbage_names_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = log_key(&name("orders"), Incarnation(9), ShardIndex(0));
+        let named = |text: &[u8]| {
+            std::fs::write(folder.path().join(FILE), text).unwrap();
+            of_logs(folder.path(), &[key]).len()
+        };
+        assert_eq!(named(b"t/n/orders 1\n"), 1);
+        for lie in [
+            &b"t/n/other 1\n"[..],
+            b"t/n/orders 0\n",
+            b"t/n/orders 65537\n",
+            b"t/n/orders\n",
+            b"t/n/orders/x 1\n",
+            b"t/n/ord\x1bers 1\n",
+            b"\xff\xfe\0\0",
+            b"",
+        ] {
+            assert_eq!(named(lie), 0, "{lie:?}");
+        }
+        // A damaged line takes no other one with it.
+        assert_eq!(named(b"\xff\nt/n/orders 1"), 1);
+        assert!(of_logs(&folder.path().join("nowhere"), &[key]).is_empty());
+    }
+}
