@@ -12,6 +12,7 @@ mod counts;
 mod event;
 mod flush;
 mod latency;
+mod page;
 mod pool;
 mod reads;
 mod scripts;
