@@ -33,7 +33,7 @@ pub enum Event {
         log: LogId,
         end: Offset,
     },
-    /// A claim that was refused with `NoRoom` may be tried again.
+    /// A claim that was refused with `NoRoom` is to be tried again: there is room, or another answer.
     Room {
         log: LogId,
     },

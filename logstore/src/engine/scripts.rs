@@ -96,10 +96,15 @@ pub(super) enum Ended {
     },
     Space {
         free_bytes: Result<u64, DiskError>,
+        /// What had been made when it was asked.
+        made: u64,
     },
-    /// The handles, once they are there.
+    PoolEmptied,
+    FillBegun {
+        result: Result<Handles, DiskError>,
+    },
     FillWritten {
-        result: Result<Option<Handles>, DiskError>,
+        result: Result<(), DiskError>,
     },
     Filled {
         path: DiskPath,
@@ -135,6 +140,8 @@ pub(super) async fn make_slot(desk: &Desk, path: DiskPath, bytes: u64) -> Result
         Ok(()) => Ok(files),
         Err(error) => {
             desk.close_both(files).await;
+            // What it got of the space is wanted elsewhere, and the name for the next try.
+            let _ = desk.unlink(path).await;
             Err(error)
         }
     }

@@ -178,6 +178,9 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
                 self.logs.released(key, volume, source, &mut self.links);
             }
             Event::Core(FromCore::LogDeleted { key }) => self.logs.deleted(key),
+            Event::Core(FromCore::Space { core, volume, writes }) => {
+                self.logs.space(core, volume, writes);
+            }
             Event::Core(FromCore::Drained { core }) => {
                 tracing::debug!(%core, "core is drained");
                 self.shutdown.core_drained(now);

@@ -262,9 +262,9 @@ impl Core {
                 let (key, source) = (machine.key(), LogSource::Moved(machine));
                 self.tell_admin(FromCore::LogReleased { key, volume, source });
             }
-            Event::Space { writes: true } => tracing::info!(volume, "there is space again: writes go on"),
-            Event::Space { writes: false } => {
-                tracing::error!(volume, "the volume is nearly full: writes to durable streams are refused");
+            Event::Space { writes } => {
+                let core = self.id;
+                self.tell_admin(FromCore::Space { core, volume, writes });
             }
             Event::DiskTrouble { what, error } => tracing::error!(volume, %error, "disk trouble: {what}"),
             Event::Created { .. } | Event::Closed => {}

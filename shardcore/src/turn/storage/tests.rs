@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use felix_logstore::driver::Driver;
+use felix_logstore::engine::Reservations;
 use felix_logstore::id::{Fsync, Run};
 use felix_logstore::log::LogState;
 use felix_logstore::recovery::{LOCK_WAIT, Recovery, RecoveryConfig};
@@ -76,9 +77,11 @@ impl World {
         let pool = BufPool::heap(96 << 20);
         let limits = Arc::new(CoreLimits { ring_bytes_max: 64 << 10, ..CoreLimits::default() });
         let now = disk.now();
+        let reservations = Reservations::default();
         let open = |id: u16| {
             let mut core = bare_core(id, CORES, &limits);
-            let start = VolumeStart { run, boot: [1; 16], entropy: u64::from(id) + 10 * run.0 };
+            let (entropy, reservations) = (u64::from(id) + 10 * run.0, reservations.clone());
+            let start = VolumeStart { run, boot: [1; 16], entropy, reservations };
             core.open_store(settings(policy), &[start], &pool, now).expect("sound settings");
             core
         };
