@@ -362,6 +362,27 @@ impl Volume {
             && made(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&root));
         ok.then_some(Volume { root })
     }
+
+    /// A tmpfs of 64 MiB; nothing where that is not allowed.
+    fn tmpfs(root: PathBuf) -> Option<Volume> {
+        fs::create_dir_all(&root).unwrap();
+        let mount =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=64m", "felix-test"]).arg(&root).output();
+        mount.is_ok_and(|output| output.status.success()).then_some(Volume { root })
+    }
+
+    /// Takes every byte that is free.
+    fn take_all(&self) {
+        let mut filler =
+            fs::File::options().create(true).append(true).open(self.root.join("filler")).unwrap();
+        for len in [1 << 20, 4 << 10, 1] {
+            let bytes = vec![1; len];
+            while filler.write_all(&bytes).is_ok() {}
+        }
+        let error = fs::write(self.root.join("more"), [1]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
+        fs::remove_file(self.root.join("more")).unwrap();
+    }
 }
 
 impl Drop for Volume {
@@ -439,8 +460,10 @@ async fn a_full_volume_refuses_writes_and_nothing_else_until_there_is_room() {
     assert_eq!(read(&client, "kept", kept.len()).await.unwrap(), kept);
     assert_eq!(read(&client, "ballast", ballast.len()).await.unwrap(), ballast);
     // A restart does not help, and does no harm.
+    client.close().await;
     broker.kill();
     broker = stage.start_well();
+    let client = stage.client().await;
     let refusal = fill(&client, "kept", &mut kept).await;
     assert_eq!(refusal.code(), Some(&ErrorCode::Storage), "{refusal}");
     assert_eq!(read(&client, "kept", kept.len()).await.unwrap(), kept);
@@ -458,6 +481,63 @@ async fn a_full_volume_refuses_writes_and_nothing_else_until_there_is_room() {
     broker = stage.start_well();
     let client = stage.client().await;
     assert_newest(&client, "kept", &kept).await;
+    client.close().await;
+    broker.stop();
+}
+
+/// The whole data folder is on a drive without a free byte: the broker starts, reads and removes, and refuses writes until
+/// there is space.
+#[tokio::test]
+async fn a_broker_starts_without_a_free_byte_and_writes_go_on_when_there_is_space() {
+    let mut stage = Stage::set(&[
+        "--fsync=on_commit",
+        "--segment-bytes=1MiB",
+        "--commit-slot-bytes=1MiB",
+        "--disk-low=4MiB",
+        "--log-memory=32MiB",
+        "--retention-check-ms=200",
+    ]);
+    let Some(volume) = Volume::tmpfs(stage.path("data")) else {
+        eprintln!("not run: mounting a tmpfs is not allowed here");
+        return;
+    };
+    let mut broker = stage.start_well();
+    let client = stage.client().await;
+    stage.stream("kept", 1);
+    stage.stream("ballast", 1);
+    let mut ballast = publish(&client, "ballast", big_records("ballast", 1_600)).await;
+    let mut kept = publish(&client, "kept", big_records("kept", 1_600)).await;
+    client.close().await;
+    for orderly in [false, true, false] {
+        volume.take_all();
+        if orderly {
+            broker.stop();
+        } else {
+            broker.kill();
+        }
+        drop(broker);
+        volume.take_all();
+        broker = stage.start_well();
+        let client = stage.client().await;
+        volume.take_all();
+        let refusal = fill(&client, "kept", &mut kept).await;
+        assert_eq!(refusal.code(), Some(&ErrorCode::Storage), "{refusal}");
+        assert!(refusal.to_string().contains("nearly full"), "{refusal}");
+        let refusal = fill(&client, "ballast", &mut ballast).await;
+        assert_eq!(refusal.code(), Some(&ErrorCode::Storage), "{refusal}");
+        assert_eq!(read(&client, "kept", kept.len()).await.unwrap(), kept);
+        assert_eq!(read(&client, "ballast", ballast.len()).await.unwrap(), ballast);
+        client.close().await;
+    }
+    // Deletion makes space, and so does retention.
+    let client = stage.client().await;
+    stage.delete("ballast");
+    writes_go_on(&client, "kept", &mut kept).await;
+    volume.take_all();
+    let refusal = fill(&client, "kept", &mut kept).await;
+    assert_eq!(refusal.code(), Some(&ErrorCode::Storage), "{refusal}");
+    stage.keep_bytes("kept", 4 << 20);
+    writes_go_on(&client, "kept", &mut kept).await;
     client.close().await;
     broker.stop();
 }

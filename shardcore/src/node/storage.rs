@@ -283,7 +283,12 @@ impl KnownRoots {
         let base = self.base();
         let named = |root: &PathBuf| format!("{}\n", root.strip_prefix(&base).unwrap_or(root).display());
         let lines: Vec<String> = roots.iter().map(named).collect();
-        super::ready_file::write_private(file, lines.concat().as_bytes())
+        let text = lines.concat();
+        // A start on a full drive must not need space for what is there already.
+        if std::fs::read(file).is_ok_and(|there| there == text.as_bytes()) {
+            return Ok(());
+        }
+        super::ready_file::write_private(file, text.as_bytes())
     }
 }
 
