@@ -5,13 +5,15 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use durable::{DEADLINE, SMALL_FILES, Stage};
 use felix_sdk::{
-    BatchLimits, Bytes, Client, ErrorCode, Idempotence, PublishError, Publisher, RetryClass, Start,
+    BatchLimits, Bytes, Client, ErrorCode, Idempotence, Offset, PublishError, Publisher, RetryClass, Start,
     SubscribeError,
 };
 use rand::rngs::StdRng;
@@ -33,7 +35,16 @@ async fn plain(client: &Client, stream: &str) -> Publisher {
 }
 
 async fn publish(client: &Client, stream: &str, records: impl Iterator<Item = Bytes>) -> Vec<Bytes> {
-    let publisher = client.publisher(stream).open().await.unwrap();
+    publish_in(client, stream, BatchLimits::default(), records).await
+}
+
+async fn publish_in(
+    client: &Client,
+    stream: &str,
+    limits: BatchLimits,
+    records: impl Iterator<Item = Bytes>,
+) -> Vec<Bytes> {
+    let publisher = client.publisher(stream).batch(limits).open().await.unwrap();
     let mut sent = Vec::new();
     for record in records {
         let receipt = publisher.send(record.clone(), None).await.unwrap();
@@ -62,6 +73,41 @@ async fn read(client: &Client, stream: &str, count: usize) -> Result<Vec<Bytes>,
     };
     tokio::time::timeout(DEADLINE, reading).await.expect("they come in time")?;
     Ok(records)
+}
+
+/// The records of a stream of one shard from `from` on, up to the end of `whole` or the damaged range that an error names.
+/// Each must be the one of `whole`.
+async fn read_until_damage(
+    client: &Client,
+    stream: &str,
+    from: usize,
+    whole: &[Bytes],
+) -> Option<Range<usize>> {
+    let start = Start::Offset(Offset(from as u64));
+    let mut events = client.subscribe(stream).from(start).open().await.unwrap();
+    for (at, due) in whole.iter().enumerate().skip(from) {
+        match tokio::time::timeout(DEADLINE, events.next()).await.expect("in time").expect("it goes on") {
+            Ok(event) => {
+                assert_eq!(event.offset.unwrap().get(), at as u64);
+                assert_eq!(event.payload, *due, "offset {at}");
+            }
+            Err(error) => {
+                assert_eq!(error.code(), Some(&ErrorCode::Storage), "{error}");
+                assert_eq!(error.retry_class(), RetryClass::Fatal, "{error}");
+                let damaged = range_in(&error.to_string());
+                assert_eq!(damaged.start, at, "{error}");
+                return Some(damaged);
+            }
+        }
+    }
+    None
+}
+
+/// The range that the refusal of a reader names.
+fn range_in(text: &str) -> Range<usize> {
+    let numbers: Vec<usize> = text.split(' ').filter_map(|word| word.parse().ok()).collect();
+    assert!(numbers.len() == 3 && numbers[1] == numbers[2] && numbers[0] < numbers[1], "{text}");
+    numbers[0]..numbers[1]
 }
 
 fn records(mark: &str, count: usize) -> impl Iterator<Item = Bytes> {
@@ -125,20 +171,17 @@ impl Damage {
             let log = self.stage.log();
             assert!(log[before..].contains("its shard is not served"), "{why}: {log}");
         }
-        // Of a segment that was sealed before the stop, damage shows when it is read.
-        let told = match refused > 0.0 {
-            true => true,
-            false => match read(&client, "hurt", self.hurt.len()).await {
-                Ok(records) => {
-                    assert_eq!(records, self.hurt, "{why}");
-                    false
-                }
-                Err(error) => {
-                    assert_eq!(error.code(), Some(&ErrorCode::Storage), "{why}: {error}");
-                    true
-                }
-            },
-        };
+        // What was durable at the stop is not looked at before it is read.
+        let mut told = refused > 0.0;
+        if !told && let Some(damaged) = read_until_damage(&client, "hurt", 0, &self.hurt).await {
+            told = true;
+            let next = damaged.end;
+            assert_eq!(
+                read_until_damage(&client, "hurt", next, &self.hurt).await,
+                None,
+                "{why}: {damaged:?}"
+            );
+        }
         client.close().await;
         broker.stop();
         told
@@ -165,9 +208,10 @@ async fn a_flipped_bit_in_a_stopped_brokers_files_is_refused_or_harmless() {
     let mut own = Vec::new();
     files(&damage.log().join("shards").join(&folder), &mut own);
     own.sort();
-    // A record of the newest segment, which recovery reads; then anywhere. One that was made ahead has none.
-    let has_records = |path: &&PathBuf| fs::read(path).unwrap().get(4_096..4_100) == Some(b"FLXB");
-    let newest = own.iter().rev().find(has_records).unwrap().clone();
+    // A record of the newest segment, which recovery reads; then anywhere.
+    // The last of them may wait for its first batch.
+    let in_use = |path: &&PathBuf| fs::read(path).unwrap()[4_096..].starts_with(b"FLXB");
+    let newest = own.iter().rfind(in_use).unwrap().clone();
     let mut all = own;
     files(&damage.log().join("slots"), &mut all);
     let mut refusals = 0;
@@ -184,6 +228,51 @@ async fn a_flipped_bit_in_a_stopped_brokers_files_is_refused_or_harmless() {
         copy(&good, &damage.log());
     }
     assert!(!damage.look("what was copied is whole").await);
+}
+
+/// A batch somewhere in the middle of the log is damaged: readers of its range are told it and how to go on, what is before
+/// and behind it is there, and publishing goes on, with numbers too.
+#[tokio::test]
+async fn a_damaged_batch_of_a_broker_takes_no_other_with_it_and_publishing_goes_on() {
+    let mut stage = Stage::set(&SMALL_FILES);
+    let mut broker = stage.start_well();
+    stage.stream("hurt", 1);
+    let client = stage.client().await;
+    let small = BatchLimits::one_send_per_frame();
+    let mut whole = publish_in(&client, "hurt", small, records("hurt", 4_000)).await;
+    client.close().await;
+    broker.stop();
+    let mut own = Vec::new();
+    files(&stage.path("data/log/shards"), &mut own);
+    own.sort();
+    let oldest = &own[0];
+    let mut bytes = fs::read(oldest).unwrap();
+    let begins = (4_096..bytes.len() - 4).step_by(8).filter(|at| bytes[*at..].starts_with(b"FLXB"));
+    let at = begins.take(100).last().unwrap();
+    let base = usize::try_from(u64::from_le_bytes(bytes[at + 24..at + 32].try_into().unwrap())).unwrap();
+    bytes[at + 110] ^= 4;
+    fs::write(oldest, bytes).unwrap();
+
+    broker = stage.start_well();
+    let client = stage.client().await;
+    let damaged = read_until_damage(&client, "hurt", 0, &whole).await.expect("it is told");
+    assert_eq!(damaged, base..base + 1, "exactly the batch that is damaged");
+    assert!(base > 50, "{base}: there is much before it");
+    assert_eq!(read_until_damage(&client, "hurt", damaged.end, &whole).await, None);
+    let inside = Start::Offset(Offset(damaged.end as u64 - 1));
+    let mut events = client.subscribe("hurt").from(inside).open().await.unwrap();
+    let error = events.next().await.expect("an end").unwrap_err();
+    assert_eq!(range_in(&error.to_string()), damaged);
+    let publisher = client.publisher("hurt").open().await.unwrap();
+    for record in records("more", 50) {
+        let published = publisher.send(record.clone(), None).await.unwrap().await.unwrap();
+        assert_eq!(published.offset.unwrap().get(), whole.len() as u64);
+        whole.push(record);
+    }
+    assert_eq!(read_until_damage(&client, "hurt", damaged.end, &whole).await, None);
+    assert!(broker.metric("felix_log_read_errors_total") >= 2.0);
+    client.close().await;
+    broker.stop();
 }
 
 #[tokio::test]
@@ -278,6 +367,27 @@ impl Volume {
             && made(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&root));
         ok.then_some(Volume { root })
     }
+
+    /// A tmpfs of 64 MiB; nothing where that is not allowed.
+    fn tmpfs(root: PathBuf) -> Option<Volume> {
+        fs::create_dir_all(&root).unwrap();
+        let mount =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=64m", "felix-test"]).arg(&root).output();
+        mount.is_ok_and(|output| output.status.success()).then_some(Volume { root })
+    }
+
+    /// Takes every byte that is free.
+    fn take_all(&self) {
+        let mut filler =
+            fs::File::options().create(true).append(true).open(self.root.join("filler")).unwrap();
+        for len in [1 << 20, 4 << 10, 1] {
+            let bytes = vec![1; len];
+            while filler.write_all(&bytes).is_ok() {}
+        }
+        let error = fs::write(self.root.join("more"), [1]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
+        fs::remove_file(self.root.join("more")).unwrap();
+    }
 }
 
 impl Drop for Volume {
@@ -355,8 +465,10 @@ async fn a_full_volume_refuses_writes_and_nothing_else_until_there_is_room() {
     assert_eq!(read(&client, "kept", kept.len()).await.unwrap(), kept);
     assert_eq!(read(&client, "ballast", ballast.len()).await.unwrap(), ballast);
     // A restart does not help, and does no harm.
+    client.close().await;
     broker.kill();
     broker = stage.start_well();
+    let client = stage.client().await;
     let refusal = fill(&client, "kept", &mut kept).await;
     assert_eq!(refusal.code(), Some(&ErrorCode::Storage), "{refusal}");
     assert_eq!(read(&client, "kept", kept.len()).await.unwrap(), kept);
@@ -374,6 +486,63 @@ async fn a_full_volume_refuses_writes_and_nothing_else_until_there_is_room() {
     broker = stage.start_well();
     let client = stage.client().await;
     assert_newest(&client, "kept", &kept).await;
+    client.close().await;
+    broker.stop();
+}
+
+/// The whole data folder is on a drive without a free byte: the broker starts, reads and removes, and refuses writes until
+/// there is space.
+#[tokio::test]
+async fn a_broker_starts_without_a_free_byte_and_writes_go_on_when_there_is_space() {
+    let mut stage = Stage::set(&[
+        "--fsync=on_commit",
+        "--segment-bytes=1MiB",
+        "--commit-slot-bytes=1MiB",
+        "--disk-low=4MiB",
+        "--log-memory=32MiB",
+        "--retention-check-ms=200",
+    ]);
+    let Some(volume) = Volume::tmpfs(stage.path("data")) else {
+        eprintln!("not run: mounting a tmpfs is not allowed here");
+        return;
+    };
+    let mut broker = stage.start_well();
+    let client = stage.client().await;
+    stage.stream("kept", 1);
+    stage.stream("ballast", 1);
+    let mut ballast = publish(&client, "ballast", big_records("ballast", 1_600)).await;
+    let mut kept = publish(&client, "kept", big_records("kept", 1_600)).await;
+    client.close().await;
+    for orderly in [false, true, false] {
+        volume.take_all();
+        if orderly {
+            broker.stop();
+        } else {
+            broker.kill();
+        }
+        drop(broker);
+        volume.take_all();
+        broker = stage.start_well();
+        let client = stage.client().await;
+        volume.take_all();
+        let refusal = fill(&client, "kept", &mut kept).await;
+        assert_eq!(refusal.code(), Some(&ErrorCode::Storage), "{refusal}");
+        assert!(refusal.to_string().contains("nearly full"), "{refusal}");
+        let refusal = fill(&client, "ballast", &mut ballast).await;
+        assert_eq!(refusal.code(), Some(&ErrorCode::Storage), "{refusal}");
+        assert_eq!(read(&client, "kept", kept.len()).await.unwrap(), kept);
+        assert_eq!(read(&client, "ballast", ballast.len()).await.unwrap(), ballast);
+        client.close().await;
+    }
+    // Deletion makes space, and so does retention.
+    let client = stage.client().await;
+    stage.delete("ballast");
+    writes_go_on(&client, "kept", &mut kept).await;
+    volume.take_all();
+    let refusal = fill(&client, "kept", &mut kept).await;
+    assert_eq!(refusal.code(), Some(&ErrorCode::Storage), "{refusal}");
+    stage.keep_bytes("kept", 4 << 20);
+    writes_go_on(&client, "kept", &mut kept).await;
     client.close().await;
     broker.stop();
 }

@@ -13,8 +13,10 @@ mod directs;
 mod event;
 mod flush;
 mod latency;
+mod page;
 mod pool;
 mod reads;
+mod reserve;
 mod scripts;
 mod seek;
 mod slots;
@@ -44,6 +46,7 @@ pub use counts::{Counts, Gauges};
 use directs::Directs;
 pub use event::{Event, LogId, ReadError, ReadId};
 pub use latency::{BUCKETS, Histogram, Latencies};
+pub use reserve::Reservations;
 use scripts::Ended;
 use slots::Slots;
 
@@ -175,7 +178,7 @@ impl Engine {
             directs: Directs::default(),
             pool: pool::Pool::default(),
             space_ok: true,
-            space: space::Space::default(),
+            space: space::Space::new(config.reservations.clone()),
             next_space: now,
             next_flush: now + config.flush_every,
             flushes: flush::Flushes::default(),
@@ -190,6 +193,7 @@ impl Engine {
             config,
         };
         for _ in 0..engine.config.slots {
+            engine.space.take(engine.config.slot_bytes);
             engine.make_slot();
         }
         Ok(engine)
@@ -411,7 +415,8 @@ impl Engine {
             (can_write && !self.unmarked.is_empty()).then(|| self.last_settle + self.config.idle_after);
         let extra = self.extra_slot_due().filter(|due| *due > self.now);
         let flush = (self.flushes.is_free() && !self.behind.is_empty()).then_some(self.next_flush);
-        [Some(self.next_space), idle, flush, extra, self.pool.next_timeout(), self.directs.next_timeout()]
+        let space = (!self.space.is_asking()).then_some(self.next_space);
+        [space, idle, flush, extra, self.pool.next_timeout(), self.directs.next_timeout()]
             .into_iter()
             .flatten()
             .min()
@@ -453,7 +458,7 @@ impl Engine {
     /// Whether the volume has space for writes, as far as is known.
     #[must_use]
     pub fn has_space(&self) -> bool {
-        self.space_ok
+        self.space_ok && self.slots.usable()
     }
 
     /// Segments of all logs and the bytes of their files. Looks at every log.
@@ -512,7 +517,9 @@ impl Engine {
             }
             Ended::Page { read, log, page } => self.page_read(read, log, *page),
             Ended::CutFound { log, point } => self.cut_found(log, point),
-            Ended::Space { free_bytes } => self.space_told(free_bytes),
+            Ended::Space { free_bytes, made } => self.space_told(free_bytes, made),
+            Ended::PoolEmptied => self.pool_emptied(),
+            Ended::FillBegun { result } => self.fill_begun(result, now),
             Ended::FillWritten { result } => self.fill_written(result, now),
             Ended::Filled { path, size_bytes, result } => self.filled(path, size_bytes, result),
             Ended::Pooled { path, size_bytes, result } => self.pooled(path, size_bytes, result),
@@ -535,10 +542,11 @@ impl Engine {
         }
     }
 
-    /// Tells those who wait that there is room, when there is.
+    /// Tells those who wait that there is room, when there is, or that they would be refused now.
     fn tell_room(&mut self) {
         let max = self.config.memory_bytes_max;
-        if self.memory_bytes * 8 > max * 7 {
+        let refused = !self.has_space();
+        if self.memory_bytes * 8 > max * 7 && !refused {
             return;
         }
         let waiting: Vec<LogId> = self.room_waits.iter().copied().collect();
@@ -551,7 +559,8 @@ impl Engine {
             let under = |held: usize, max: usize| held == 0 || held.saturating_add(shard.memory_need) <= max;
             let fits =
                 under(self.memory_bytes, max) && under(shard.log.memory_bytes(), max / LOG_MEMORY_SHARE);
-            if fits && shard.log.has_room(shard.need_bytes) && !shard.starved && !stalled {
+            let room = fits && shard.log.has_room(shard.need_bytes) && !stalled;
+            if room || refused || shard.starved {
                 shard.wants_room = false;
                 shard.need_bytes = 0;
                 shard.memory_need = 0;

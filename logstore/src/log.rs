@@ -87,6 +87,8 @@ pub struct Log {
     lineage: Lineage,
     lineage_base: Offset,
     start: Offset,
+    /// What is below was there when this process found the log.
+    found: Offset,
     claimed: Offset,
     appended: Offset,
     submitted: Offset,
@@ -181,6 +183,7 @@ impl Log {
             lineage: state.lineage,
             lineage_base: state.end,
             start: state.start,
+            found: state.end,
             claimed: state.end,
             appended: state.end,
             submitted: state.end,
@@ -228,6 +231,12 @@ impl Log {
     #[must_use]
     pub fn start(&self) -> Offset {
         self.start
+    }
+
+    /// End of what earlier processes wrote; 0 in a log of this one. It stays when the log moves to another core.
+    #[must_use]
+    pub fn found_end(&self) -> Offset {
+        self.found
     }
 
     /// One past the last offset claimed: the next claim's base.

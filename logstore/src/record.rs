@@ -14,7 +14,7 @@ use crate::checksum::Epoch;
 use crate::id::Lineage;
 use crate::limits::BATCH_ALIGN;
 
-pub use decode::{BatchFault, Records, decode};
+pub use decode::{BatchFault, Found, Records, decode};
 pub use encode::Encoder;
 
 /// First bytes of a batch.

@@ -1,16 +1,20 @@
-//! Damage at rest is seen, or changes nothing; it never makes a log shorter in silence.
+//! Damage at rest is seen, or changes nothing; it never makes a log shorter in silence, and where it is told by a read, it
+//! takes the batches that it hit and no others.
 
 mod support;
 
 use std::collections::BTreeMap;
 
-use felix_logstore::engine::Event;
+use felix_logstore::engine::{Event, ReadError};
 use felix_logstore::id::{Fsync, ShardKey};
 use felix_runtime::sim::{DiskImage, SimRng};
 use felix_wire::id::Offset;
 use support::*;
 
-type Contents = BTreeMap<ShardKey, BTreeMap<u64, Option<Vec<u8>>>>;
+type Contents = BTreeMap<ShardKey, Records>;
+
+/// Batches of the smallest size used here that one damaged sector can touch.
+const HIT_MAX: u64 = 3;
 
 /// What the logs of a volume hold, and up to where that is durable.
 struct Held {
@@ -70,6 +74,21 @@ fn written(seed: u64) -> World {
     world
 }
 
+/// Of what a log held below `end` nothing is missing but what was told, and that is not more than one damaged place takes.
+fn assert_only_holes_are_missing(
+    whole: &Records,
+    end: u64,
+    found: &Records,
+    holes: &[(u64, u64)],
+    what: &str,
+) {
+    let missing = |offset: &u64| holes.iter().any(|(from, next)| (from..next).contains(&offset));
+    let hit: u64 = holes.iter().map(|(from, next)| next - from).sum();
+    assert!(hit <= HIT_MAX && holes.len() <= 1, "{what}: {holes:?} cannot be read");
+    let due = whole.range(..end).filter(|(offset, _)| !missing(offset));
+    assert!(due.eq(found.iter()), "{what}: {} of {} records, {holes:?}", found.len(), whole.len());
+}
+
 /// What a damaged image gives: true when the damage was told.
 fn is_told(image: DiskImage, seed: u64, held: &Held, what: &str) -> bool {
     let mut disk = from_image(seed, image);
@@ -87,19 +106,12 @@ fn is_told(image: DiskImage, seed: u64, held: &Held, what: &str) -> bool {
             continue;
         }
         let log = world.engine.find(key).unwrap_or_else(|| panic!("{what}: log {key} is gone"));
-        match world.read_log(log) {
-            Err(_) => told = true,
-            Ok(records) => {
-                let whole = &held.contents[&key];
-                let end = records.last_key_value().map_or(0, |(offset, _)| offset + 1);
-                assert!(
-                    end >= held.durable[&key] && whole.iter().take(records.len()).eq(records.iter()),
-                    "{what}: log {key} has {} of {} records",
-                    records.len(),
-                    whole.len()
-                );
-            }
-        }
+        let (records, holes) = world.read_around(log);
+        told |= !holes.is_empty();
+        let whole = &held.contents[&key];
+        let end = world.engine.log(log).expect("there").settled_end().0;
+        assert!(end >= held.durable[&key], "{what}: log {key} ends at {end}");
+        assert_only_holes_are_missing(whole, end, &records, &holes, &format!("{what}: log {key}"));
     }
     told
 }
@@ -175,12 +187,21 @@ fn damage_in_the_middle_of_a_log_leaves_the_rest_readable_and_writable() {
     let mut disk = world.close();
     let mut image = disk.sim().image();
     let key = keys()[0];
-    let of_log = |path: &felix_runtime::file::DiskPath| path.as_str().contains(&key.to_string());
-    let (path, _) = image.files().into_iter().find(|(path, _)| of_log(path)).expect("a segment");
-    image.flip_bit(&path, 8 * 5_000).expect("there");
+    // A batch above the start of the log.
+    let hit = 20_u64;
+    for (path, _) in image.files().into_iter().filter(|(path, _)| path.as_str().contains(&key.to_string())) {
+        let bytes = image.read(&path).expect("there");
+        let begins =
+            |at: &usize| bytes[*at..].starts_with(b"FLXB") && bytes[at + 24..at + 32] == hit.to_le_bytes();
+        for at in (4_096..bytes.len() - 128).step_by(8).filter(begins) {
+            image.flip_bit(&path, 8 * (at as u64 + 120)).expect("there");
+        }
+    }
     let mut world = World::start(from_image(1, image), 1);
     let log = world.engine.find(key).expect("sealed segments are not scanned at open");
-    assert!(world.read_log(log).is_err());
+    let (records, holes) = world.read_around(log);
+    assert_eq!(holes, [(hit, hit + 1)]);
+    assert_only_holes_are_missing(&held.contents[&key], u64::MAX, &records, &holes, "a bit of batch 20");
     let last = *held.contents[&key].keys().next_back().expect("records");
     let tail = world.read(log, Offset(last), 1 << 20).expect("other offsets go on");
     assert_eq!(tail[0].records().next().map(|record| record.payload.to_vec()), held.contents[&key][&last]);
@@ -240,25 +261,110 @@ fn the_window_after_a_kill_is_what_was_in_flight_last_and_no_more() {
                     told += 1;
                     continue;
                 };
-                let Ok(records) = world.read_log(log) else {
-                    told += 1;
-                    continue;
-                };
+                let (records, holes) = world.read_around(log);
+                told += u64::from(!holes.is_empty());
                 let before = &killed.settled[&key];
                 let proven = killed.proven.get(&key).copied().unwrap_or(0);
-                assert!(
-                    records.len() as u64 >= proven,
-                    "seed {seed}: {what}: log {key} ends at {}, but {proven} was proven durable",
-                    records.len()
-                );
-                assert!(
-                    before.iter().take(records.len()).eq(records.iter()),
-                    "seed {seed}: {what}: other bytes in log {key}"
-                );
-                lost += u64::from(records.len() < before.len());
+                let end = world.engine.log(log).expect("there").settled_end().0;
+                let what = format!("seed {seed}: {what}: log {key}");
+                assert!(end >= proven, "{what} ends at {end}, but {proven} was proven durable");
+                assert_only_holes_are_missing(before, end, &records, &holes, &what);
+                lost += u64::from(end < before.len() as u64);
             }
         }
     }
     println!("{lost} logs lost a part of the window, {told} told their damage");
     assert!(told > 0 && lost > 0, "both happen: {told} told, {lost} within the window");
+}
+
+/// A segment of small batches, many to a block, one of which quotes an earlier batch byte by byte, and where each begins.
+fn small_batches() -> (DiskImage, Records, Vec<u64>) {
+    let mut world = World::empty(17);
+    let log = world.create(keys()[0], Fsync::OnCommit);
+    for number in 0..120_u8 {
+        let quoted = world.read(log, Offset(u64::from(number) / 2), 1).unwrap_or_default();
+        let quoted = quoted.first().map(|batch| batch.bytes().to_vec());
+        // The head of the batch and of the record before it: what is quoted begins where a batch could.
+        let payload = match quoted.filter(|_| number == 60) {
+            Some(quoted) => [vec![0; 4], quoted].concat(),
+            None => vec![number; 60 + usize::from(number) % 50],
+        };
+        world.publish(log, &[payload]);
+        world.settle(log);
+    }
+    let records = world.read_log(log).expect("readable");
+    let mut disk = world.close();
+    let image = disk.sim().image();
+    let (path, bytes) = only_segment(&image);
+    // The first place of each offset: behind batch 30 the quotation has its base too.
+    let mut starts: BTreeMap<u64, u64> = BTreeMap::new();
+    for at in (4_096..bytes.len() - 32).step_by(8).filter(|at| bytes[*at..].starts_with(b"FLXB")) {
+        let base = u64::from_le_bytes(bytes[at + 24..at + 32].try_into().expect("8 bytes"));
+        starts.entry(base).or_insert(at as u64);
+    }
+    assert!(starts.keys().copied().eq(0..120), "{path}: {starts:?}");
+    let starts = starts.into_values().collect();
+    (image, records, starts)
+}
+
+fn only_segment(image: &DiskImage) -> (felix_runtime::file::DiskPath, Vec<u8>) {
+    let name = keys()[0].to_string();
+    let mut files = image.files().into_iter().filter(|(path, len)| *len > 0 && path.as_str().contains(&name));
+    let (path, _) = files.next().expect("a segment");
+    assert!(files.next().is_none(), "one segment");
+    let bytes = image.read(&path).expect("there");
+    (path, bytes)
+}
+
+/// Whichever part of a batch is damaged: that batch cannot be read, each other one can, from any offset, in pages of any size,
+/// with an index and without.
+#[test]
+fn a_damaged_batch_takes_no_other_with_it_wherever_reading_begins() {
+    let (image, records, starts) = small_batches();
+    let (path, _) = only_segment(&image);
+    // Magic, version, kind, lengths, count, checksum, base, epoch; the head of the record, its payload.
+    for field in [0, 4, 5, 8, 12, 16, 20, 24, 80, 96, 130] {
+        for hit in [0_u64, 60, 61, 119] {
+            let mut damaged = image.clone();
+            damaged.flip_bit(&path, (starts[hit as usize] + field) * 8 + 1).expect("there");
+            let mut world = World::start(from_image(3, damaged), 1);
+            let log = world.engine.find(keys()[0]).expect("what was durable at a stop is not read");
+            let what = format!("byte {field} of batch {hit}");
+            for from in (0..120).rev().chain(0..120) {
+                match world.read(log, Offset(from), 1 + from as usize % 3 * 400) {
+                    Ok(batches) => {
+                        assert_ne!(from, hit, "{what}");
+                        let base = batches[0].head().base.0;
+                        let payload = batches[0].records().next().map(|record| record.payload.to_vec());
+                        assert_eq!((base, &payload), (from, &records[&from]), "{what}");
+                        assert!(batches.iter().all(|batch| batch.head().base.0 != hit), "{what}");
+                    }
+                    Err(ReadError::Damaged { from: first, next, .. }) => {
+                        assert_eq!((from, first.0, next.0), (hit, hit, hit + 1), "{what}");
+                    }
+                    Err(error) => panic!("{what}: {error}"),
+                }
+            }
+        }
+    }
+}
+
+/// A log whose newest segment has a damaged batch can be cut behind it, and not at it.
+#[test]
+fn a_log_can_be_cut_behind_a_damaged_batch() {
+    let (mut image, records, starts) = small_batches();
+    let (path, _) = only_segment(&image);
+    image.flip_bit(&path, (starts[50] + 100) * 8).expect("there");
+    let mut world = World::start(from_image(4, image), 1);
+    let log = world.engine.find(keys()[0]).expect("served");
+    world.engine.cut(log, Offset(51));
+    world.run_until(|world| world.events.iter().any(|event| matches!(event, Event::CutFailed { .. })));
+    world.engine.cut(log, Offset(90));
+    world.run_until(|world| world.events.iter().any(|event| matches!(event, Event::Cut { .. })));
+    world.publish(log, &[vec![9; 20]]);
+    world.settle(log);
+    let (found, holes) = world.read_around(log);
+    assert_eq!(holes, [(50, 51)]);
+    assert_eq!(found[&90], Some(vec![9; 20]));
+    assert!(found.range(..90).all(|(offset, record)| records[offset] == *record) && found.len() == 90);
 }

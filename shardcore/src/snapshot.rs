@@ -345,6 +345,8 @@ pub enum FromCore {
     LogReleased { key: ShardKey, volume: u16, source: LogSource },
     /// The files of a log are gone.
     LogDeleted { key: ShardKey },
+    /// A core refuses writes to a volume for want of space, or takes them again.
+    Space { core: CoreId, volume: u16, writes: bool },
     /// A token names a key that the newest `Keys` does not hold. Answered by a newer `Keys`, also when it was not found.
     NeedKeys { tenant: Arc<str>, kid: Arc<str> },
     /// What was counted for each tenant; at most once per second.

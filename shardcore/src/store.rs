@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use felix_logstore::engine::{Engine, EngineConfig, Event, LogId, ReadId};
+use felix_logstore::engine::{Engine, EngineConfig, Event, LogId, ReadId, Reservations};
 use felix_logstore::id::{Fsync, Run, ShardKey};
 use felix_logstore::limits::DEEP_BYTES;
 use felix_logstore::log::{Log, LogConfig, LogState};
@@ -45,13 +45,15 @@ pub struct StoreSettings {
 }
 
 /// One volume as it is when recovery has ended.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct VolumeStart {
     pub run: Run,
     /// The kernel's boot id.
     pub boot: [u8; 16],
     /// Random; another one for every core and start.
     pub entropy: u64,
+    /// The same for every core.
+    pub reservations: Reservations,
 }
 
 /// Where a log is open.
@@ -136,6 +138,7 @@ impl Store {
                 space_high_bytes: settings.space_high_bytes,
                 reads_max: READS_MAX,
                 pool_fill_bytes: settings.segment_bytes_max.min(64 << 20),
+                reservations: volume.reservations.clone(),
                 ..EngineConfig::new(VolumeId(number), core, volume.run, volume.boot, volume.entropy)
             };
             engines.push(Engine::new(config, pool.clone(), now)?);

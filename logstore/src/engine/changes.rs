@@ -169,7 +169,7 @@ impl Engine {
                 // The newest time of the whole segment: it may keep records longer, never shorter.
                 let newest_ms = shard.log.newest_in(plan.segment);
                 self.scripts.start(async move {
-                    let point = scripts::find_cut(&desk, plan, path, at, newest_ms).await;
+                    let point = super::page::find_cut(&desk, plan, path, at, newest_ms).await;
                     Ended::CutFound { log, point }
                 });
             }

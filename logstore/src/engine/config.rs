@@ -7,6 +7,7 @@ use std::time::Duration;
 use felix_runtime::file::VolumeId;
 use felix_wire::id::CoreId;
 
+use super::reserve::Reservations;
 use crate::commit::mark::MARK_BYTES;
 use crate::id::Run;
 use crate::limits::{BATCH_BYTES_MAX, MARKS_SHARE, SEGMENT_BYTES_MIN, SLOT_BYTES_MIN, SLOTS_MIN};
@@ -40,6 +41,8 @@ pub struct EngineConfig {
     /// And go on when it has this much.
     pub space_high_bytes: u64,
     pub space_every: Duration,
+    /// The same for all engines of the volume.
+    pub reservations: Reservations,
     /// Segment files kept for their next use.
     pub pool_files_max: usize,
     /// Of these, so many are made in the background once a log is large enough for them, each `pool_fill_bytes` long and
@@ -72,6 +75,7 @@ impl EngineConfig {
             space_low_bytes: 1 << 30,
             space_high_bytes: 2 << 30,
             space_every: Duration::from_secs(1),
+            reservations: Reservations::default(),
             pool_files_max: 16,
             pool_fill: 2,
             pool_fill_bytes: 64 << 20,

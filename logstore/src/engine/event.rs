@@ -33,7 +33,7 @@ pub enum Event {
         log: LogId,
         end: Offset,
     },
-    /// A claim that was refused with `NoRoom` may be tried again.
+    /// A claim that was refused with `NoRoom` is to be tried again: there is room, or another answer.
     Room {
         log: LogId,
     },
@@ -104,9 +104,10 @@ pub enum ReadError {
     TooOld { start: Offset },
     #[error("the log ends at {end}")]
     InFuture { end: Offset },
-    /// Bytes that were durable are not what was written. Reads over them fail, others go on.
-    #[error("segment {segment:?} is damaged at byte {byte}: {fault}")]
-    Damaged { segment: SegmentSeq, byte: u64, fault: BatchFault },
+    /// Bytes that were durable are not what was written: offsets `from..next` cannot be read. Reads over them fail, others
+    /// go on, from `next` too.
+    #[error("offsets {from}..{next} cannot be read: segment {segment:?} is damaged at byte {byte}: {fault}")]
+    Damaged { from: Offset, next: Offset, segment: SegmentSeq, byte: u64, fault: BatchFault },
     #[error("segment {segment:?} cannot be read: {error}")]
     Disk { segment: SegmentSeq, error: DiskError },
 }

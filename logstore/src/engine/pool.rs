@@ -16,7 +16,7 @@ use super::stop::Closing;
 use super::{Engine, LogId};
 use crate::log::Sealed;
 use crate::names;
-use crate::script::Handles;
+use crate::script::{Desk, Handles};
 
 /// Segments from here on may be larger than asked for, if such a file was written before.
 const LARGE_BYTES: u64 = 1 << 20;
@@ -33,6 +33,10 @@ pub(super) struct Pool {
     next: u64,
     /// On their way into it.
     coming: usize,
+    /// Its files are being removed, or the volume was not asked since.
+    emptying: bool,
+    /// They are removed.
+    emptied: bool,
     /// A log was large enough for the files that a fill makes: before that nothing is filled.
     wanted: bool,
     fill: Option<Fill>,
@@ -81,6 +85,16 @@ impl Pool {
         Some(self.files.swap_remove(at))
     }
 
+    /// The volume is asked how much is free. True when its answer counts what was removed.
+    pub fn asked(&self) -> bool {
+        self.emptied
+    }
+
+    /// It has said so.
+    pub fn told(&mut self) {
+        (self.emptying, self.emptied) = (false, false);
+    }
+
     /// When the fill is due, if there is one that waits.
     pub fn next_timeout(&self) -> Option<Tick> {
         self.fill.as_ref().filter(|fill| !fill.busy).map(|fill| fill.next)
@@ -109,7 +123,7 @@ impl Engine {
         // One that is being read keeps its bytes, without a name, until the last handle is closed. On a volume that is nearly
         // full others want the space more.
         let pooled =
-            !read && self.space_ok && self.pool.files.len() + self.pool.coming < self.config.pool_files_max;
+            !read && self.is_roomy() && self.pool.files.len() + self.pool.coming < self.config.pool_files_max;
         let to = self.next_pooled();
         let (desk, size_bytes) = (self.desk.clone(), sealed.size_bytes);
         self.pool.coming += usize::from(pooled);
@@ -141,6 +155,14 @@ impl Engine {
         self.pool.coming -= 1;
         if result.is_ok() {
             self.pool.files.push((size_bytes, path));
+        }
+        self.ask_again();
+    }
+
+    /// Something of the pool came to rest: when a log waits for what the pool gives back, it goes on.
+    fn ask_again(&mut self) {
+        if self.space.is_waited_for() {
+            self.next_space = self.now;
         }
     }
 
@@ -178,7 +200,7 @@ impl Engine {
                 let desk = self.desk.clone();
                 self.scripts.start(async move {
                     let result = desk.write(files.plain, at, zeros).await;
-                    Ended::FillWritten { result: result.map(|()| None) }
+                    Ended::FillWritten { result }
                 });
             }
         }
@@ -189,34 +211,39 @@ impl Engine {
         let bytes = config.pool_fill_bytes;
         let there = pool.files.iter().filter(|(size, _)| *size >= bytes).count();
         let early = pool.not_before.is_some_and(|at| now < at);
-        if !pool.wanted || early || there + pool.filled >= config.pool_fill || !self.space_ok {
+        if !pool.wanted || early || there + pool.filled >= config.pool_fill || !self.is_roomy() {
             return;
         }
         // What is filled ahead must not be what makes the volume full.
-        if self.space.above(config.space_high_bytes).is_none_or(|above| above < 4 * bytes) {
+        let kept = config.space_high_bytes.saturating_add(3 * bytes);
+        if self.space.above(0).is_none() || !self.space.try_take(bytes, kept) {
             return;
         }
-        self.space.take(bytes);
         self.pool.coming += 1;
         let path = self.next_pooled();
         let desk = self.desk.clone();
         self.pool.fill =
             Some(Fill { path: path.clone(), files: None, at: 0, busy: true, next: now, zeros: None });
-        self.scripts.start(async move {
-            Ended::FillWritten { result: scripts::begin_fill(&desk, path, bytes).await.map(Some) }
-        });
+        self.scripts
+            .start(async move { Ended::FillBegun { result: scripts::begin_fill(&desk, path, bytes).await } });
     }
 
-    pub(super) fn fill_written(&mut self, result: Result<Option<Handles>, DiskError>, now: Tick) {
+    pub(super) fn fill_begun(&mut self, result: Result<Handles, DiskError>, now: Tick) {
+        self.space.settle(self.config.pool_fill_bytes);
+        if let (Some(fill), Ok(files)) = (&mut self.pool.fill, &result) {
+            fill.files = Some(*files);
+        }
+        self.fill_written(result.map(|_| ()), now);
+    }
+
+    pub(super) fn fill_written(&mut self, result: Result<(), DiskError>, now: Tick) {
         let Some(fill) = &mut self.pool.fill else { return };
         fill.busy = false;
-        match result {
-            Ok(files) => fill.files = files.or(fill.files),
-            Err(error) => {
-                self.trouble("filling a file ahead", error);
-                self.pool.not_before = Some(now + FILL_AGAIN);
-                self.drop_fill();
-            }
+        self.ask_again();
+        if let Err(error) = result {
+            self.trouble("filling a file ahead", error);
+            self.pool.not_before = Some(now + FILL_AGAIN);
+            self.drop_fill();
         }
     }
 
@@ -236,20 +263,38 @@ impl Engine {
         self.pooled(path, size_bytes, result);
     }
 
-    /// The volume is nearly full: what waits for its next use is given back.
-    pub(super) fn empty_pool(&mut self) {
-        self.drop_fill();
-        if self.pool.files.is_empty() {
-            return;
+    /// What was in the pool is removed: how much that is, the volume says.
+    pub(super) fn pool_emptied(&mut self) {
+        self.pool.emptied = true;
+        self.next_space = self.now;
+    }
+
+    /// The volume comes near its marks: what waits for its next use is given back. True when there is any of that, now or on its
+    /// way: the volume is asked again when it is gone.
+    pub(super) fn empty_pool(&mut self) -> bool {
+        if self.pool.emptying {
+            return true;
         }
+        let filling = self.pool.fill.as_ref().is_some_and(|fill| !fill.busy);
+        if self.pool.files.is_empty() && !filling {
+            // What is under way is given back after the next answer of the volume.
+            return self.pool.fill.is_some() || self.pool.coming > 0;
+        }
+        let fill = if filling { self.pool.fill.take() } else { None };
+        self.pool.coming -= usize::from(filling);
         let paths: Vec<DiskPath> = self.pool.files.drain(..).map(|(_, path)| path).collect();
         let desk = self.desk.clone();
+        self.pool.emptying = true;
         self.scripts.start(async move {
+            if let Some(fill) = fill {
+                drop_filling(&desk, fill).await;
+            }
             for path in paths {
                 let _ = desk.unlink(path).await;
             }
-            Ended::Tidied
+            Ended::PoolEmptied
         });
+        true
     }
 
     /// Gives up the file that is being filled, if nothing is under way on it.
@@ -257,14 +302,11 @@ impl Engine {
         if self.pool.fill.as_ref().is_none_or(|fill| fill.busy) {
             return;
         }
-        let Some(Fill { path, files, .. }) = self.pool.fill.take() else { return };
+        let Some(fill) = self.pool.fill.take() else { return };
         self.pool.coming -= 1;
         let desk = self.desk.clone();
         self.scripts.start(async move {
-            if let Some(files) = files {
-                desk.close_both(files).await;
-            }
-            let _ = desk.unlink(path).await;
+            drop_filling(&desk, fill).await;
             Ended::Tidied
         });
     }
@@ -273,4 +315,11 @@ impl Engine {
     pub(super) fn is_filling(&self) -> bool {
         self.pool.fill.is_some() || self.pool.filled > 0
     }
+}
+
+async fn drop_filling(desk: &Desk, fill: Fill) {
+    if let Some(files) = fill.files {
+        desk.close_both(files).await;
+    }
+    let _ = desk.unlink(fill.path).await;
 }

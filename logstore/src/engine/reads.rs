@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use felix_runtime::file::FileId;
 use felix_wire::id::Offset;
 
-use super::scripts::{self, Ended, Page, PageError};
+use super::page::{self, Page, PageError};
+use super::scripts::Ended;
 use super::{Engine, Event, LogId, ReadError, ReadId};
 use crate::id::SegmentSeq;
 use crate::log::{FilePlan, ReadPlan};
@@ -135,7 +136,7 @@ impl Engine {
                 let path = names::segment(self.config.volume, shard.log.key(), plan.segment);
                 let desk = self.desk.clone();
                 self.scripts.start(async move {
-                    let page = Box::new(scripts::read_page(&desk, plan, path, bytes_max).await);
+                    let page = Box::new(page::read_page(&desk, plan, path, bytes_max).await);
                     Ended::Page { read, log, page }
                 });
                 return;
@@ -167,14 +168,16 @@ impl Engine {
             }
         }
         let event = match error {
-            // What was read before the damage is good; the next read meets it.
             Some(error) if batches.is_empty() => {
                 let error = match error {
-                    PageError::Damaged { byte, fault } => ReadError::Damaged { segment, byte, fault },
+                    PageError::Damaged { from, next, byte, fault } => {
+                        ReadError::Damaged { from, next, segment, byte, fault }
+                    }
                     PageError::Disk(error) => ReadError::Disk { segment, error },
                 };
                 Event::ReadFailed { read, log, error }
             }
+            // What was read before an error is good; the next read meets it.
             _ => Event::Page { read, log, batches },
         };
         self.events.push_back(event);

@@ -86,7 +86,7 @@ pub(super) struct Slots {
     /// Uses that were closed, oldest first.
     pub closed: VecDeque<usize>,
     /// Slots that could not be made; tried again when there is space.
-    pub missing: usize,
+    pub missing: Vec<usize>,
 }
 
 impl Slots {
@@ -147,7 +147,7 @@ impl Slots {
 }
 
 impl Engine {
-    /// Begins to make one more slot.
+    /// Begins to make one more slot, whose bytes are taken.
     pub(super) fn make_slot(&mut self) {
         let index = self.slots.next_index;
         self.slots.next_index += 1;
@@ -168,8 +168,14 @@ impl Engine {
             pinned: false,
             failed: false,
         });
-        let path = names::slot(self.config.volume, self.config.run, self.config.core, index);
+        self.start_slot(at);
+    }
+
+    fn start_slot(&mut self, at: usize) {
+        let name = self.slots.all[at].index;
+        let path = names::slot(self.config.volume, self.config.run, self.config.core, name);
         let (desk, bytes) = (self.desk.clone(), self.config.slot_bytes);
+        self.slots.all[at].state = SlotState::Making;
         self.scripts.start(async move {
             let files = scripts::make_slot(&desk, path, bytes).await;
             Ended::SlotMade { index: at, files }
@@ -177,6 +183,7 @@ impl Engine {
     }
 
     pub(super) fn slot_made(&mut self, index: usize, files: Result<Handles, DiskError>) {
+        self.space.settle(self.config.slot_bytes);
         let slot = &mut self.slots.all[index];
         match files {
             Ok(files) => {
@@ -185,17 +192,24 @@ impl Engine {
             }
             Err(error) => {
                 slot.state = SlotState::Aside;
-                self.slots.missing += 1;
+                self.slots.missing.push(index);
                 self.trouble("making a commit slot", error);
             }
         }
         self.stand_slot();
     }
 
-    /// Tries again to make what is missing.
+    /// Tries again to make what is missing. Without any slot nothing can be deleted, so the first one is made also on a
+    /// volume that is nearly full.
     pub(super) fn slots_retry(&mut self) {
-        for _ in 0..std::mem::take(&mut self.slots.missing) {
-            self.make_slot();
+        let bytes = self.config.slot_bytes;
+        while let Some(index) = self.slots.missing.last().copied() {
+            let kept = if self.slots.usable() { self.config.space_low_bytes } else { 0 };
+            if (kept > 0 && !self.space_ok) || !self.space.try_take(bytes, kept) {
+                return;
+            }
+            self.slots.missing.pop();
+            self.start_slot(index);
         }
     }
 
@@ -292,6 +306,7 @@ impl Engine {
             Ended::Tidied
         });
         self.slots.closed.retain(|closed| *closed != index);
+        self.space.take(self.config.slot_bytes);
         self.make_slot();
     }
 

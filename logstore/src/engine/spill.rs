@@ -209,10 +209,8 @@ impl Engine {
     }
 
     pub(super) fn tend_stalls(&mut self) {
-        let room = self.space.above(self.config.space_low_bytes);
         let due = self.extra_slot_due().is_some_and(|due| self.now >= due);
-        if due && room.is_none_or(|room| room >= self.config.slot_bytes) {
-            self.space.take(self.config.slot_bytes);
+        if due && self.space.try_take(self.config.slot_bytes, self.config.space_low_bytes) {
             self.make_slot();
         }
     }

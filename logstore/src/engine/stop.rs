@@ -69,7 +69,9 @@ impl Engine {
     fn close_settling(&mut self) {
         let live = |shard: &&super::Shard| shard.log.stopped().is_none();
         let settled = self.logs.values().filter(live).all(|shard| shard.log.is_settled());
-        if self.round.is_some() || !settled || !self.notes.is_empty() || self.reads.under_way() > 0 {
+        // Without a slot no note will ever be written, and none was answered.
+        let noting = !self.notes.is_empty() && self.slots.usable();
+        if self.round.is_some() || !settled || noting || self.reads.under_way() > 0 {
             return;
         }
         let behind: Vec<LogId> = self

@@ -6,6 +6,7 @@ use felix_runtime::clock::Tick;
 use felix_runtime::file::DiskError;
 
 use super::scripts::{self, Ended, Made};
+use super::space::SegmentSpace;
 use super::{Engine, Event, LogId, Note, NoteThen};
 use crate::commit::MarkKind;
 use crate::log::StopReason;
@@ -91,8 +92,9 @@ impl Engine {
         let (size_bytes, pooled) = match self.take_pooled(size_bytes, need, most) {
             Some((size_bytes, path)) => (size_bytes, Some(path)),
             None => match self.space_for_segment(size_bytes, need, most) {
-                Some(size_bytes) => (size_bytes, None),
-                None => {
+                SegmentSpace::Taken(size_bytes) => (size_bytes, None),
+                SegmentSpace::Wait => return,
+                SegmentSpace::Nothing => {
                     self.starve(log);
                     return;
                 }
@@ -104,7 +106,6 @@ impl Engine {
         let path = names::segment(self.config.volume, shard.log.key(), seq);
         let desk = self.desk.clone();
         let taken_bytes = if pooled.is_some() { 0 } else { size_bytes };
-        self.space.making_bytes += taken_bytes;
         self.scripts.start(async move {
             let files = scripts::make_segment(&desk, pooled, path, size_bytes).await;
             Ended::SegmentMade { log, made: Made { seq, size_bytes, taken_bytes, files } }
@@ -113,7 +114,7 @@ impl Engine {
 
     pub(super) fn segment_made(&mut self, log: LogId, made: Made) {
         let Made { seq, size_bytes, taken_bytes, files } = made;
-        self.space.making_bytes -= taken_bytes;
+        self.space.settle(taken_bytes);
         self.due.insert(log);
         let epoch = self.take_epoch();
         let Some(shard) = self.logs.get_mut(&log) else {

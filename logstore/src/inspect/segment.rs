@@ -13,12 +13,12 @@ use felix_wire::id::Offset;
 use super::files::Overlay;
 use super::finding::{Finding, Sink, What};
 use super::{BatchRow, SegmentRow};
-use crate::limits::{BATCH_ALIGN, BLOCK, EVIDENCE_SEARCH_BYTES};
-use crate::record::{BATCH_HEAD_BYTES, BATCH_MAGIC, Batch, BatchFault, BatchKind, decode};
+use crate::limits::{BLOCK, EVIDENCE_SEARCH_BYTES};
+use crate::record::{Batch, BatchFault, BatchKind};
 use crate::recovery::Refusal;
 use crate::recovery::picture::{Picture, Scanned};
 use crate::segment::format::{SegmentEnd, SegmentHead};
-use crate::segment::walk::{Step, Walk};
+use crate::segment::walk::{Resync, Search, Step, Walk};
 
 /// Bytes read at once.
 const WINDOW_BYTES: usize = 512 << 10;
@@ -47,6 +47,15 @@ pub(super) struct From {
 pub(super) struct Tail {
     pub refused: bool,
     pub torn: bool,
+}
+
+/// Where batches stop following each other.
+struct Stop {
+    /// Where the last one ends.
+    end: u64,
+    /// Where the next one was looked for last, and what stands there.
+    byte: u64,
+    fault: BatchFault,
 }
 
 /// A whole batch somewhere behind a gap.
@@ -86,11 +95,11 @@ impl<'a> Segment<'a> {
         let mut walk = self.walk(from, end.byte);
         let mut whole = true;
         loop {
-            let (byte, fault) = self.read_on(&mut walk, sink)?;
+            let Stop { end: read_to, byte, fault } = self.read_on(&mut walk, sink)?;
             if walk.due >= end.offset {
                 break;
             }
-            let next = self.find_whole(byte, end.byte, walk.due)?.filter(|next| next.base < end.offset);
+            let next = self.find_whole(read_to, end.byte, (walk.due, end.offset))?;
             let to = next.as_ref().map_or(end.offset, |next| next.base);
             if to > self.picture.known.start {
                 self.damage(byte, What::Unreadable { fault, from: walk.due, to }, sink);
@@ -154,7 +163,7 @@ impl<'a> Segment<'a> {
             _ => What::HeadDamaged,
         };
         self.damage(refused.byte, what, sink);
-        self.read_behind(byte, limit, walk.due, sink)?;
+        self.read_behind(scanned.end.byte, limit, walk.due, sink)?;
         Ok(Tail { refused: true, torn: false })
     }
 
@@ -162,8 +171,8 @@ impl<'a> Segment<'a> {
     pub fn read_unended(&mut self, from: From, sink: &mut Sink<'_>) -> io::Result<()> {
         let limit = self.overlay.len();
         let mut walk = self.walk(from, limit);
-        let (byte, fault) = self.read_on(&mut walk, sink)?;
-        if let Some(next) = self.find_whole(byte, limit, walk.due)? {
+        let Stop { end, byte, fault } = self.read_on(&mut walk, sink)?;
+        if let Some(next) = self.find_whole(end, limit, (walk.due, Offset(u64::MAX)))? {
             self.damage(byte, What::Unreadable { fault, from: walk.due, to: next.base }, sink);
             self.read_behind(next.byte, limit, next.base, sink)?;
         }
@@ -173,14 +182,14 @@ impl<'a> Segment<'a> {
     /// Batches behind a place that is told already; more such places are told.
     fn read_behind(&mut self, byte: u64, limit: u64, due: Offset, sink: &mut Sink<'_>) -> io::Result<()> {
         let (mut byte, mut due, mut gap) = (byte, due, None);
-        while let Some(next) = self.find_whole(byte, limit, due)? {
+        while let Some(next) = self.find_whole(byte, limit, (due, Offset(u64::MAX)))? {
             if let Some((at, fault)) = gap.take() {
                 self.damage(at, What::Unreadable { fault, from: due, to: next.base }, sink);
             }
             let mut walk = self.walk(From { byte: next.byte, due: next.base }, limit);
-            let (at, fault) = self.read_on(&mut walk, sink)?;
-            gap = Some((at, fault));
-            (byte, due) = (at, walk.due);
+            let stop = self.read_on(&mut walk, sink)?;
+            gap = Some((stop.byte, stop.fault));
+            (byte, due) = (stop.end, walk.due);
         }
         Ok(())
     }
@@ -193,7 +202,7 @@ impl<'a> Segment<'a> {
         }
         let (mut at, mut count) = (scanned.end.byte - scanned.end.byte % BLOCK, 0);
         let until = len.min(at.saturating_add(EVIDENCE_SEARCH_BYTES));
-        while let Some(found) = self.find_whole(at, until, Offset(0))? {
+        while let Some(found) = self.find_whole(at, until, (Offset(0), Offset(u64::MAX)))? {
             scanned.durable = scanned.durable.max(found.durable_end);
             count += u64::from(found.byte >= scanned.end.byte && found.base >= scanned.end.offset);
             at = found.byte + found.len;
@@ -202,11 +211,15 @@ impl<'a> Segment<'a> {
     }
 
     /// Takes batches as long as they follow each other; says what stands where the next one should.
-    fn read_on(&mut self, walk: &mut Walk, sink: &mut Sink<'_>) -> io::Result<(u64, BatchFault)> {
+    fn read_on(&mut self, walk: &mut Walk, sink: &mut Sink<'_>) -> io::Result<Stop> {
+        let mut end = walk.byte;
         loop {
             match self.next(walk)? {
-                (Ok(batch), byte) => self.take(&batch, byte, sink),
-                (Err(fault), byte) => return Ok((byte, fault)),
+                (Ok(batch), byte) => {
+                    end = walk.byte;
+                    self.take(&batch, byte, sink);
+                }
+                (Err(fault), byte) => return Ok(Stop { end, byte, fault }),
             }
         }
     }
@@ -244,9 +257,7 @@ impl<'a> Segment<'a> {
                 Step::Batch { batch, byte } => return Ok((Ok(batch), byte)),
                 Step::End { byte, fault } => return Ok((Err(fault), byte)),
                 Step::Need(need) => {
-                    let before = (self.window_at, self.window.len());
-                    self.fill(walk.byte, need)?;
-                    if self.window_at == before.0 && self.window.len() <= before.1 {
+                    if !self.fill(walk.byte, need)? {
                         return Ok((Err(BatchFault::NotABatch), walk.byte));
                     }
                 }
@@ -254,57 +265,41 @@ impl<'a> Segment<'a> {
         }
     }
 
-    /// Reads a window that begins with the block of byte `at` and has `need` bytes from `at` on, unless the file ends.
-    fn fill(&mut self, at: u64, need: usize) -> io::Result<()> {
+    /// Reads a window that begins with the block of byte `at` and has `need` bytes from `at` on, unless the file ends. False
+    /// when that brings no more than is there.
+    fn fill(&mut self, at: u64, need: usize) -> io::Result<bool> {
+        let before = (self.window_at, self.window.len());
         let from = at - at % BLOCK;
         let want = ((at - from) as usize + need.max(WINDOW_BYTES)).next_multiple_of(BLOCK as usize);
         // Two windows are never in memory at once.
         self.window = Bytes::new();
         self.window = Bytes::from(self.overlay.read(from, want)?);
         self.window_at = from;
-        Ok(())
+        Ok(from != before.0 || self.window.len() > before.1)
     }
 
-    /// What the window has from `at` to `limit`.
-    fn bytes_from(&self, at: u64, limit: u64) -> &[u8] {
-        let Some(skip) = at.checked_sub(self.window_at).and_then(|skip| usize::try_from(skip).ok()) else {
-            return &[];
-        };
-        let left = usize::try_from(limit.saturating_sub(at)).unwrap_or(usize::MAX);
-        let bytes = self.window.get(skip..).unwrap_or_default();
-        bytes.get(..left.min(bytes.len())).unwrap_or_default()
-    }
-
-    /// The first whole batch from `byte` on whose base is `due` or later.
-    fn find_whole(&mut self, byte: u64, limit: u64, due: Offset) -> io::Result<Option<Whole>> {
-        let Some(mut at) = byte.checked_next_multiple_of(BATCH_ALIGN as u64) else { return Ok(None) };
-        while limit.saturating_sub(at) >= BATCH_HEAD_BYTES as u64 {
-            if self.bytes_from(at, limit).len() < BATCH_HEAD_BYTES {
-                self.fill(at, WINDOW_BYTES)?;
-                if self.bytes_from(at, limit).len() < BATCH_HEAD_BYTES {
-                    return Ok(None);
-                }
-            }
-            if !self.bytes_from(at, limit).starts_with(&BATCH_MAGIC) {
-                at += BATCH_ALIGN as u64;
-                continue;
-            }
-            let mut found = decode(self.bytes_from(at, limit), self.head.epoch);
-            if let Err(BatchFault::Short { need }) = found
-                && need as u64 <= limit - at
-            {
-                self.fill(at, need)?;
-                found = decode(self.bytes_from(at, limit), self.head.epoch);
-            }
-            match found {
-                Ok(found) if found.head.base >= due => {
+    /// The first whole batch from `byte` on that lies in these offsets.
+    fn find_whole(
+        &mut self,
+        byte: u64,
+        limit: u64,
+        (due, end): (Offset, Offset),
+    ) -> io::Result<Option<Whole>> {
+        let mut search = Resync { epoch: self.head.epoch, byte, due, end, limit };
+        loop {
+            match search.step(&self.window, self.window_at) {
+                Search::Batch(found) => {
                     let (base, durable_end) = (found.head.base, found.head.durable_end);
-                    return Ok(Some(Whole { byte: at, base, durable_end, len: found.len as u64 }));
+                    let len = found.len as u64;
+                    return Ok(Some(Whole { byte: search.byte, base, durable_end, len }));
                 }
-                Ok(found) => at += found.len as u64,
-                Err(_) => at += BATCH_ALIGN as u64,
+                Search::Nothing => return Ok(None),
+                Search::Need(need) => {
+                    if !self.fill(search.byte, need)? {
+                        return Ok(None);
+                    }
+                }
             }
         }
-        Ok(None)
     }
 }

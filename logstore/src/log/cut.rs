@@ -128,6 +128,7 @@ impl Log {
         let end = Point { end: offset, place: Place { segment, byte }, newest_ms, checksum };
         self.skip_to = None;
         self.skip_floor = point.at;
+        self.found = self.found.min(point.at);
         self.claimed = point.at;
         self.appended = point.at;
         self.submitted = point.at;

@@ -1,11 +1,14 @@
 //! The whole of a recovery, in order. Scope: functions.
-//! Invariants: the slot that says where every log stands is durable before any older slot or file goes; the lock of the volume
-//! is held from the first operation on.
+//! Invariants: the slot that says where every log stands is durable before any older slot or file goes that says something
+//! else; what says nothing goes before it when it needs the space, so a start needs none that is free; the lock of the volume is
+//! held from the first operation on.
 //! Not here: the steps themselves.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use felix_runtime::file::{DiskError, DiskPath, EntryKind, FileId, LockKind, OpenFlags, OpenMode};
+use felix_wire::id::CoreId;
 use futures::StreamExt;
 
 use super::evidence::{Evidence, Known};
@@ -59,9 +62,23 @@ pub(super) async fn recover(desk: &Desk, config: RecoveryConfig) -> Result<Recov
     refused.sort_by_key(|refused| refused.key);
     let named = slots.iter().filter_map(|slot| names::run_of_slot(slot.path.name())).map(|run| run.0).max();
     let run = Run(evidence.run.max(named.unwrap_or(0)) + 1);
-    write_slot(desk, &config, run, marks(&found, &refused, &evidence, &keys)).await?;
-    let paths = files.iter().copied().zip(slots.into_iter().map(|slot| slot.path)).collect();
-    clean_up(desk, &config, paths, &refused, &evidence, &keys).await?;
+    let marks = marks(&found, &refused, &evidence, &keys);
+    let mut old: Vec<(FileId, DiskPath)> =
+        files.iter().copied().zip(slots.iter().map(|slot| slot.path.clone())).collect();
+    match write_slot(desk, &config, run, &marks).await {
+        Err(RecoveryError::Disk { error: DiskError::NoSpace, .. }) => {
+            if refused.is_empty() {
+                old = remove_unused(desk, &config, old, &unused(&slots)).await?;
+            }
+            remove_pool(desk, &config).await?;
+            remove_deleted(desk, &config, &evidence, &keys).await?;
+            write_slot(desk, &config, run, &marks).await?;
+        }
+        written => written?,
+    }
+    remove_deleted(desk, &config, &evidence, &keys).await?;
+    remove_slots(desk, &config, old, &refused).await?;
+    remove_pool(desk, &config).await?;
     remove_leftovers(desk, &found).await;
     let torn =
         found.iter().filter(|found| found.torn).map(|found| (found.state.key, found.state.end)).collect();
@@ -159,17 +176,34 @@ fn mark_of(state: &LogState) -> Mark {
     }
 }
 
-/// Writes the slot with the rounds first and the head last, so that it counts only when it is whole.
+/// Writes the slot with the rounds first and the head last, so that it counts only when it is whole. When that fails, nothing
+/// of it stays.
 async fn write_slot(
     desk: &Desk,
     config: &RecoveryConfig,
     run: Run,
-    marks: Vec<Mark>,
+    marks: &[Mark],
 ) -> Result<(), RecoveryError> {
     let path = names::recovered(config.volume, run);
     let disk = at(&path);
-    let epoch = Epoch(config.entropy ^ run.0.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let (file, _) = desk.open(path.clone(), OpenFlags::plain(OpenMode::CreateNew)).await.map_err(&disk)?;
+    let written = write_rounds(desk, config, (run, file), marks).await;
+    desk.close(file).await;
+    if written.is_err() {
+        let _ = desk.unlink(path.clone()).await;
+    }
+    written.map_err(&disk)?;
+    let dir = path.parent();
+    desk.sync_dir(dir.clone()).await.map_err(at(&dir))
+}
+
+async fn write_rounds(
+    desk: &Desk,
+    config: &RecoveryConfig,
+    (run, file): (Run, FileId),
+    marks: &[Mark],
+) -> Result<(), DiskError> {
+    let epoch = Epoch(config.entropy ^ run.0.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let mut chunks: Vec<&[Mark]> = marks.chunks(MARKS_PER_ROUND).collect();
     if chunks.is_empty() {
         chunks.push(&[]);
@@ -184,10 +218,10 @@ async fn write_slot(
             marks: chunk.to_vec(),
             pieces: Vec::new(),
         };
-        desk.write_bytes(file, byte, &round.encode_meta(epoch)).await.map_err(&disk)?;
+        desk.write_bytes(file, byte, &round.encode_meta(epoch)).await?;
         byte += round.total_len() as u64;
     }
-    desk.sync(file).await.map_err(&disk)?;
+    desk.sync(file).await?;
     let head = SlotHead {
         epoch,
         run,
@@ -197,27 +231,61 @@ async fn write_slot(
         size_bytes: byte.next_multiple_of(BLOCK),
         first_round: 1,
     };
-    desk.write_bytes(file, 0, &head.encode()).await.map_err(&disk)?;
-    desk.sync(file).await.map_err(&disk)?;
-    let dir = path.parent();
-    desk.sync_dir(dir.clone()).await.map_err(at(&dir))?;
-    desk.close(file).await;
-    Ok(())
+    desk.write_bytes(file, 0, &head.encode()).await?;
+    desk.sync(file).await
 }
 
-/// Removes slots that are not needed any more, the files of deleted logs, and the pool. When a log is refused, all slots stay:
-/// what they hold of it may be wanted.
-async fn clean_up(
+/// Which slots hold nothing that is needed: they were never written, or every round of theirs is older than the first that
+/// is needed in their run and core.
+fn unused(slots: &[SlotRead]) -> Vec<bool> {
+    let mut live: BTreeMap<(Run, CoreId), RoundNumber> = BTreeMap::new();
+    for slot in slots {
+        let Some(head) = slot.head else { continue };
+        let from = live.entry((head.run, head.core)).or_insert(RoundNumber(0));
+        *from = slot.rounds.iter().map(|round| round.round.live_from).max().unwrap_or(*from).max(*from);
+    }
+    let needed = |slot: &SlotRead| {
+        let from = slot.head.and_then(|head| live.get(&(head.run, head.core)));
+        slot.damaged || slot.rounds.iter().any(|round| from.is_none_or(|from| round.round.number >= *from))
+    };
+    slots.iter().map(|slot| !needed(slot)).collect()
+}
+
+/// Removes the slots of `old` that are unused; gives the others.
+async fn remove_unused(
     desk: &Desk,
     config: &RecoveryConfig,
-    slots: Vec<(FileId, DiskPath)>,
-    refused: &[Refused],
+    old: Vec<(FileId, DiskPath)>,
+    unused: &[bool],
+) -> Result<Vec<(FileId, DiskPath)>, RecoveryError> {
+    let mut kept = Vec::new();
+    for ((file, path), unused) in old.into_iter().zip(unused) {
+        if !unused {
+            kept.push((file, path));
+            continue;
+        }
+        desk.close(file).await;
+        desk.unlink(path.clone()).await.map_err(at(&path))?;
+    }
+    let dir = names::top(config.volume, names::SLOTS);
+    desk.sync_dir(dir.clone()).await.map_err(at(&dir))?;
+    Ok(kept)
+}
+
+/// Removes the files of deleted logs.
+async fn remove_deleted(
+    desk: &Desk,
+    config: &RecoveryConfig,
     evidence: &Evidence,
     keys: &[ShardKey],
 ) -> Result<(), RecoveryError> {
     for key in keys.iter().filter(|key| evidence.logs.get(*key).is_some_and(|known| known.deleted)) {
         let dir = names::shard(config.volume, *key);
-        for entry in desk.list(dir.clone()).await.map_err(at(&dir))? {
+        let entries = match desk.list(dir.clone()).await {
+            Err(DiskError::Missing) => continue,
+            entries => entries.map_err(at(&dir))?,
+        };
+        for entry in entries {
             if let Ok(path) = dir.join(&entry.name) {
                 desk.unlink(path.clone()).await.map_err(at(&path))?;
             }
@@ -225,14 +293,28 @@ async fn clean_up(
         desk.remove_dir(dir.clone()).await.map_err(at(&dir))?;
         desk.sync_dir(dir.parent()).await.map_err(at(&dir))?;
     }
-    let dir = names::top(config.volume, names::SLOTS);
-    for (file, path) in slots {
+    Ok(())
+}
+
+/// Removes the slots before this recovery's. When a log is refused, all stay: what they hold of it may be wanted.
+async fn remove_slots(
+    desk: &Desk,
+    config: &RecoveryConfig,
+    old: Vec<(FileId, DiskPath)>,
+    refused: &[Refused],
+) -> Result<(), RecoveryError> {
+    for (file, path) in old {
         desk.close(file).await;
         if refused.is_empty() {
             desk.unlink(path.clone()).await.map_err(at(&path))?;
         }
     }
-    desk.sync_dir(dir.clone()).await.map_err(at(&dir))?;
+    let dir = names::top(config.volume, names::SLOTS);
+    desk.sync_dir(dir.clone()).await.map_err(at(&dir))
+}
+
+/// Removes the files that waited for their next use.
+async fn remove_pool(desk: &Desk, config: &RecoveryConfig) -> Result<(), RecoveryError> {
     let pool = names::top(config.volume, names::POOL);
     for entry in desk.list(pool.clone()).await.map_err(at(&pool))? {
         if let Ok(path) = pool.join(&entry.name) {

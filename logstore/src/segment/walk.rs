@@ -1,6 +1,7 @@
 //! From one batch to the next through bytes of a segment. Scope: functions; the caller brings the bytes window by window.
-//! Invariants: a batch is taken only at the offset that is due; the only gap stepped over is the one up to the next block,
-//! where writing always may go on.
+//! Invariants: a walk takes a batch only at the offset that is due; the only gap it steps over is the one up to the next
+//! block, where writing always may go on. Behind damage a [`Resync`] finds where another walk may begin: no length or offset
+//! of what is damaged is trusted.
 //! Not here: reading the windows.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
@@ -9,7 +10,7 @@ use felix_wire::id::Offset;
 
 use crate::checksum::Epoch;
 use crate::limits::{BATCH_ALIGN, BATCH_BYTES_MAX, BLOCK};
-use crate::record::{BATCH_HEAD_BYTES, BATCH_MAGIC, Batch, BatchFault, decode};
+use crate::record::{BATCH_HEAD_BYTES, BATCH_MAGIC, Batch, BatchFault, Found, decode};
 
 /// Where a walk is, and what it has to find next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +80,66 @@ impl Walk {
                     self.byte = self.byte.next_multiple_of(BLOCK);
                 }
             }
+        }
+    }
+}
+
+/// The search for the first whole batch behind a place that cannot be read. Every place where one could begin is tried, and
+/// only one of this use of the segment with a fitting checksum counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resync {
+    pub epoch: Epoch,
+    /// Byte of the segment that is tried next.
+    pub byte: u64,
+    /// The batch begins at this offset or a later one: copies of earlier batches inside the payload of the damaged one do
+    /// not count.
+    pub due: Offset,
+    /// And ends at this offset or an earlier one.
+    pub end: Offset,
+    /// Nothing from here on is looked at.
+    pub limit: u64,
+}
+
+/// What a [`Resync`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Search {
+    /// A whole batch begins at `Resync::byte`.
+    Batch(Found),
+    /// The search needs this many bytes from `Resync::byte` on in one window.
+    Need(usize),
+    /// There is none up to the limit.
+    Nothing,
+}
+
+impl Resync {
+    /// Goes on with the search. `window` holds the bytes of the segment from `window_at` on. When a window with the bytes
+    /// asked for cannot be had, the file ends, and the search with it.
+    pub fn step(&mut self, window: &[u8], window_at: u64) -> Search {
+        let Some(first) = self.byte.checked_next_multiple_of(BATCH_ALIGN as u64) else {
+            return Search::Nothing;
+        };
+        self.byte = first;
+        loop {
+            let left = usize::try_from(self.limit.saturating_sub(self.byte)).unwrap_or(usize::MAX);
+            if left < BATCH_HEAD_BYTES {
+                return Search::Nothing;
+            }
+            let skip = self.byte.checked_sub(window_at).and_then(|skip| usize::try_from(skip).ok());
+            let bytes = skip.and_then(|skip| window.get(skip..)).unwrap_or_default();
+            let bytes = bytes.get(..left).unwrap_or(bytes);
+            if bytes.len() < BATCH_HEAD_BYTES {
+                return Search::Need(BATCH_HEAD_BYTES);
+            }
+            let begins = bytes.starts_with(&BATCH_MAGIC);
+            let step = match begins.then(|| decode(bytes, self.epoch)) {
+                Some(Ok(found)) if found.head.base >= self.due && found.head.end() <= self.end => {
+                    return Search::Batch(found);
+                }
+                Some(Ok(found)) => found.len,
+                Some(Err(BatchFault::Short { need })) if need <= left => return Search::Need(need),
+                _ => BATCH_ALIGN,
+            };
+            self.byte += step as u64;
         }
     }
 }

@@ -118,6 +118,21 @@ pub fn log_config(policy: Fsync) -> LogConfig {
     LogConfig { policy, segment_bytes_max: 256 << 10, ..LogConfig::default() }
 }
 
+/// Records by offset; none for offsets without one.
+pub type Records = BTreeMap<u64, Option<Vec<u8>>>;
+
+/// Adds the records of the batch that is due at `at`; gives where the next one is due.
+fn take_records(batch: &Batch, at: Offset, records: &mut Records) -> Offset {
+    let head = *batch.head();
+    assert!(head.base <= at && at < head.end(), "dense at {at}: {head:?}");
+    records.insert(at.0, None);
+    records.insert(head.end().0 - 1, None);
+    for record in batch.records().filter(|record| record.offset >= at) {
+        records.insert(record.offset.0, Some(record.payload.to_vec()));
+    }
+    head.end()
+}
+
 /// An engine on a disk, with time.
 pub struct World {
     pub disk: AnyDisk,
@@ -256,25 +271,42 @@ impl World {
     }
 
     /// Every record from the start on: offset and payload. Of skipped offsets the first and the last are there, without one.
-    pub fn read_log(&mut self, log: LogId) -> Result<BTreeMap<u64, Option<Vec<u8>>>, ReadError> {
-        let mut records = BTreeMap::new();
+    pub fn read_log(&mut self, log: LogId) -> Result<Records, ReadError> {
+        let mut records = Records::new();
         let machine = self.engine.log(log).expect("the log is there");
         let (mut at, end) = (machine.start(), machine.settled_end());
         while at < end {
             let batches = self.read(log, at, 64 << 10)?;
             assert!(!batches.is_empty(), "something is between {at} and {end}");
             for batch in batches {
-                let head = *batch.head();
-                assert!(head.base <= at && at < head.end(), "dense at {at}: {head:?}");
-                records.insert(at.0, None);
-                records.insert(head.end().0 - 1, None);
-                for record in batch.records().filter(|record| record.offset >= at) {
-                    records.insert(record.offset.0, Some(record.payload.to_vec()));
-                }
-                at = head.end();
+                at = take_records(&batch, at, &mut records);
             }
         }
         Ok(records)
+    }
+
+    /// What [`World::read_log`] gives, but going on behind damage, and the ranges that were told to be damaged.
+    pub fn read_around(&mut self, log: LogId) -> (Records, Vec<(u64, u64)>) {
+        let (mut records, mut holes) = (Records::new(), Vec::new());
+        let machine = self.engine.log(log).expect("the log is there");
+        let (mut at, end) = (machine.start(), machine.settled_end());
+        while at < end {
+            let batches = match self.read(log, at, 64 << 10) {
+                Ok(batches) => batches,
+                Err(ReadError::Damaged { from, next, .. }) => {
+                    assert!(from <= at && at < next && next <= end, "{from}..{next} at {at} of {end}");
+                    holes.push((from.0, next.0));
+                    at = next;
+                    continue;
+                }
+                Err(error) => panic!("at {at}: {error}"),
+            };
+            assert!(!batches.is_empty(), "something is between {at} and {end}");
+            for batch in batches {
+                at = take_records(&batch, at, &mut records);
+            }
+        }
+        (records, holes)
     }
 
     pub fn close(mut self) -> AnyDisk {

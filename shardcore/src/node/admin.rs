@@ -24,6 +24,8 @@ use crate::snapshot::FromCore;
 
 /// How soon a lane without room is tried again.
 const LANE_RETRY: Duration = Duration::from_millis(2);
+/// From one try to write the ready file to the next while there is no space for it.
+const READY_FILE_RETRY: Duration = Duration::from_secs(10);
 /// Longest time without looking at clocks and lanes.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -72,7 +74,7 @@ pub struct Admin<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> {
     pub certificate: Option<Certificate>,
     pub signals: EndSignals,
     pub shutdown: Shutdown,
-    /// Called once when the node first becomes ready.
+    /// Called when the node first becomes ready, and again while there is no space for the file.
     pub when_ready: W,
 }
 
@@ -95,6 +97,7 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
     pub async fn run(&mut self) -> Result<(), NodeError> {
         let mut ready_file = None;
         let mut was_ready = false;
+        let mut ready_file_due = None;
         let mut told = Step::Run;
         while self.shutdown.step() < Step::Done {
             let now = self.clock.now();
@@ -112,7 +115,16 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
             if !was_ready && self.status.readiness() == Readiness::Ready {
                 was_ready = true;
                 tracing::info!("ready");
-                ready_file = (self.when_ready)()?;
+                ready_file_due = Some(now);
+            }
+            if ready_file_due.is_some_and(|due| now >= due) && self.shutdown.step() == Step::Run {
+                match (self.when_ready)() {
+                    Err(error) if error.is_no_space() => {
+                        tracing::warn!(%error, "it is written when there is space");
+                        ready_file_due = Some(now + READY_FILE_RETRY);
+                    }
+                    written => (ready_file, ready_file_due) = (written?, None),
+                }
             }
             let event = self.next_event(now).await;
             if matches!(event, Event::CoresGone) && self.shutdown.step() < Step::Stop {
@@ -165,8 +177,12 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
             Event::Core(FromCore::NeedKeys { tenant, kid }) => self.agent.request_keys(&tenant, &kid),
             Event::Core(FromCore::Tenants(report)) => self.tenants.take(report),
             Event::Core(FromCore::Recovered(Ok(volumes))) => {
-                let remembered = self.known_roots.remember(self.logs.roots());
-                remembered.map_err(NodeError::io("data_dir: storage-folders"))?;
+                match self.known_roots.remember(self.logs.roots()) {
+                    Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                        tracing::warn!(%error, "data_dir: storage-folders waits for the next start with space");
+                    }
+                    remembered => remembered.map_err(NodeError::io("data_dir: storage-folders"))?,
+                }
                 let starts = self.logs.recovered(volumes, self.status.cores());
                 self.links.volumes(starts);
                 self.status.logs_refused.store(self.logs.refused() as u64, Relaxed);
@@ -178,6 +194,9 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
                 self.logs.released(key, volume, source, &mut self.links);
             }
             Event::Core(FromCore::LogDeleted { key }) => self.logs.deleted(key),
+            Event::Core(FromCore::Space { core, volume, writes }) => {
+                self.logs.space(core, volume, writes);
+            }
             Event::Core(FromCore::Drained { core }) => {
                 tracing::debug!(%core, "core is drained");
                 self.shutdown.core_drained(now);

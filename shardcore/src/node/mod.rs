@@ -92,6 +92,11 @@ impl NodeError {
         !matches!(self, NodeError::Config(_) | NodeError::Log(_))
     }
 
+    /// Whether it would be well with more space on a drive.
+    fn is_no_space(&self) -> bool {
+        matches!(self, NodeError::Io { error, .. } if error.kind() == std::io::ErrorKind::StorageFull)
+    }
+
     fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> NodeError {
         |error| NodeError::Io { what: what.into(), error }
     }

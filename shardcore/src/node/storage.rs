@@ -6,10 +6,11 @@
 //! Not here: recovery and engines (`turn`), which core leads a shard (`agent::cores`).
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use felix_logstore::id::ShardKey;
+use felix_logstore::engine::Reservations;
+use felix_logstore::id::{Run, ShardKey};
 use felix_logstore::names::SHARDS;
 use felix_wire::id::CoreId;
 
@@ -36,13 +37,15 @@ pub struct LogBook {
     up: bool,
     places: BTreeMap<ShardKey, Place>,
     refused: BTreeMap<ShardKey, String>,
+    /// Volumes that are too full for writes, each with the cores that say so.
+    full: BTreeMap<u16, BTreeSet<CoreId>>,
 }
 
 impl LogBook {
     /// For volumes at `roots`; without any, durable streams are not served.
     pub fn new(roots: Vec<PathBuf>, boot: [u8; 16]) -> LogBook {
         let up = roots.is_empty();
-        LogBook { roots, boot, up, places: BTreeMap::new(), refused: BTreeMap::new() }
+        LogBook { roots, boot, up, places: BTreeMap::new(), refused: BTreeMap::new(), full: BTreeMap::new() }
     }
 
     /// The folders of the volumes.
@@ -81,7 +84,7 @@ impl LogBook {
 
     /// Recovery has ended: what every core is to open its engines with, in core order.
     pub fn recovered(&mut self, volumes: Vec<RecoveredVolume>, cores: u16) -> Vec<Vec<VolumeStart>> {
-        let runs: Vec<_> = volumes.iter().map(|volume| volume.run).collect();
+        let runs: Vec<_> = volumes.iter().map(|volume| (volume.run, Reservations::default())).collect();
         for (volume, found) in (0..).zip(volumes) {
             for (key, why) in found.refused {
                 tracing::error!("{why}; its shard is not served, its files stay as they are");
@@ -98,8 +101,13 @@ impl LogBook {
             }
         }
         self.up = true;
-        let start = |run| VolumeStart { run, boot: self.boot, entropy: rand::random() };
-        (0..cores).map(|_| runs.iter().map(|run| start(*run)).collect()).collect()
+        let start = |(run, reservations): &(Run, Reservations)| VolumeStart {
+            run: *run,
+            boot: self.boot,
+            entropy: rand::random(),
+            reservations: reservations.clone(),
+        };
+        (0..cores).map(|_| runs.iter().map(start).collect()).collect()
     }
 
     /// The shard of a log is led by a core.
@@ -167,6 +175,28 @@ impl LogBook {
     /// The files of a log are gone.
     pub fn deleted(&mut self, key: ShardKey) {
         self.places.remove(&key);
+    }
+
+    /// A core refuses writes to a volume for want of space, or takes them again. True when that is news: it is said once for
+    /// all cores.
+    pub fn space(&mut self, core: CoreId, volume: u16, writes: bool) -> bool {
+        let cores = self.full.entry(volume).or_default();
+        let before = !cores.is_empty();
+        if writes {
+            cores.remove(&core);
+        } else {
+            cores.insert(core);
+        }
+        let folder = self.roots.get(usize::from(volume)).map(|root| root.display().to_string());
+        let now = !cores.is_empty();
+        match (before, now) {
+            (false, true) => {
+                tracing::error!(folder, "the volume is nearly full: writes to durable streams are refused");
+            }
+            (true, false) => tracing::info!(folder, "there is space again: writes go on"),
+            _ => {}
+        }
+        before != now
     }
 
     /// The catalog names this life of a stream's shard: logs of earlier lives that nobody has opened can go.
@@ -263,13 +293,26 @@ impl KnownRoots {
         let base = self.base();
         let named = |root: &PathBuf| format!("{}\n", root.strip_prefix(&base).unwrap_or(root).display());
         let lines: Vec<String> = roots.iter().map(named).collect();
-        super::ready_file::write_private(file, lines.concat().as_bytes())
+        let text = lines.concat();
+        // A start on a full drive must not need space for what is there already.
+        if std::fs::read(file).is_ok_and(|there| there == text.as_bytes()) {
+            return Ok(());
+        }
+        super::ready_file::write_private(file, text.as_bytes())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_volume_is_told_once_for_all_cores() {
+        let mut logs = LogBook::new(vec!["/a".into(), "/b".into()], [0; 16]);
+        let told = [(0, 0, false), (1, 0, false), (1, 1, false), (0, 0, true), (1, 0, true), (1, 1, true)];
+        let news = told.map(|(core, volume, writes)| logs.space(CoreId(core), volume, writes));
+        assert_eq!(news, [true, false, true, false, true, true]);
+    }
 
     #[test]
     fn a_folder_that_had_logs_is_not_taken_for_a_new_one() {

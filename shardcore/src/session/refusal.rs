@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 use felix_wire::client::{Error, Message, RefusalReason};
 use felix_wire::error_code::{ErrorCode, ErrorDetail, RetryClass};
+use felix_wire::id::Offset;
 
 use crate::route::RouteError;
 use crate::shard::mail::{Doubt, NotWritten, NumberRefusal};
@@ -103,6 +104,7 @@ impl Refusal {
                 (ErrorCode::Storage, "the log of the shard has failed and takes no writes")
             }
             NotWritten::Unreadable => (ErrorCode::Storage, "what the log says of producers cannot be read"),
+            NotWritten::Damaged { next } => return Refusal::damaged_numbers(next),
             NotWritten::Number(why) => {
                 let mut refusal = Refusal::invalid("the number does not fit what is known of the producer");
                 refusal.number = Some(Box::new(match why {
@@ -150,6 +152,22 @@ impl Refusal {
         let message = format!("the shard is not served, because its broker cannot use its log: {why}");
         let retry = RetryClass::Fatal;
         Refusal { retry, message: Cow::Owned(message), ..Refusal::new(ErrorCode::Storage, "") }
+    }
+
+    /// As [`Refusal::unreadable`], with the range that is damaged and how to go on.
+    pub fn damaged(from: Offset, next: Offset) -> Refusal {
+        let message = format!(
+            "the records from offset {from} up to {next} are damaged and cannot be read; those from offset {next} on can"
+        );
+        Refusal { message: Cow::Owned(message), ..Refusal::unreadable() }
+    }
+
+    /// Whether a batch was stored before cannot be told, since the log is damaged where it may be; it was not written now.
+    fn damaged_numbers(next: Offset) -> Refusal {
+        let message = format!(
+            "batches of this producer may be among the damaged ones below offset {next} of the shard; a new producer can publish"
+        );
+        Refusal { message: Cow::Owned(message), ..Refusal::unreadable() }
     }
 
     /// The memory for unfinished frames is needed for others.

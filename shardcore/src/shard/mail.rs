@@ -111,6 +111,8 @@ pub enum NotWritten {
     TooLarge,
     /// What the log says of producers cannot be read.
     Unreadable,
+    /// Offsets below this one are damaged, and batches of the producer may be among them.
+    Damaged { next: Offset },
     /// Its number does not fit what the shard knows of its producer.
     Number(NumberRefusal),
     /// The stream was deleted, and the log with all that is in it.
@@ -140,8 +142,10 @@ pub enum NumberRefusal {
 pub enum PageLoss {
     /// Retention has removed it; this is the oldest offset held.
     TooOld(Offset),
-    /// The bytes there are not what was written, or the disk does not give them.
-    Damaged,
+    /// The bytes of offsets `from..next` are not what was written; from `next` on it can be read.
+    Damaged { from: Offset, next: Offset },
+    /// The disk does not give the bytes.
+    Unreadable,
 }
 
 /// Why the subscriptions of a shard end.

@@ -18,7 +18,7 @@ use felix_logstore::record::Batch;
 use felix_wire::id::{CoreId, Generation, Offset};
 use smallvec::SmallVec;
 
-use crate::projection::producer::Numbered;
+use crate::projection::producer::{Numbered, OwnIds};
 use crate::snapshot::ShardId;
 use crate::store::{LogAt, PageFor, PageReader, Store};
 use logged::{Logged, Taken};
@@ -108,13 +108,22 @@ impl Shard {
         id: ShardId,
         generation: Generation,
         limits: RingLimits,
-        store: &Store,
-        at: LogAt,
+        (store, at): (&Store, LogAt),
+        own_ids: OwnIds,
     ) -> Option<Shard> {
         let (logged, next) = Logged::open(store, at)?;
+        let found_end = store.log(at).map_or(next, |log| log.found_end());
         let ring = Ring::new(next, limits);
         let (links, senders) = (SmallVec::new(), SmallVec::new());
-        Some(Shard { id, generation, ring, links, senders, logged: Some(logged), numbers: Numbers::in_log() })
+        Some(Shard {
+            id,
+            generation,
+            ring,
+            links,
+            senders,
+            logged: Some(logged),
+            numbers: Numbers::in_log(found_end, own_ids),
+        })
     }
 
     /// Where its log is, if it has one.
@@ -264,7 +273,11 @@ impl Shard {
                 Some((from, until)) => self.read_numbers(from, until, cx),
                 None => self.log_has_room(),
             },
-            PageLoss::Damaged => {
+            PageLoss::Damaged { next, .. } => match self.numbers.damaged_until(next) {
+                Some((from, until)) => self.read_numbers(from, until, cx),
+                None => self.log_has_room(),
+            },
+            PageLoss::Unreadable => {
                 self.numbers.reading_failed();
                 self.log_has_room();
             }

@@ -1,16 +1,17 @@
 //! Numbered publishes of one shard: what is known of their producers, and how that comes out of the log. Sans-io.
 //! Scope: one per shard. Owns: the producers' state, and the reading of it.
 //! Invariants: no numbered publish is decided before everything the log held when the shard was opened has been read;
-//! a second copy of a publish is answered when the first one is settled, and never appended.
+//! a second copy of a publish is answered when the first one is settled, and never appended; where the log is damaged,
+//! nothing is appended for a producer that may have batches there.
 //! Not here: the rules of the numbers (`projection::producer`).
 
 use std::num::NonZeroU32;
 
 use felix_logstore::record::Batch;
-use felix_wire::id::{CoreId, Offset};
+use felix_wire::id::{CoreId, Offset, ProducerId};
 
 use super::mail::{Job, JobToken, NotWritten, NumberRefusal};
-use crate::projection::producer::{Digest, Numbered, ProducerCore, Verdict};
+use crate::projection::producer::{Digest, Numbered, OwnIds, ProducerCore, Verdict};
 
 /// How far the producers of a shard are known.
 #[derive(Debug)]
@@ -26,6 +27,27 @@ enum State {
     Known(Box<ProducerCore>),
     /// The log could not be read.
     Lost,
+}
+
+/// Whose batches may be among damaged ones.
+#[derive(Debug)]
+struct Damage {
+    /// Every damaged range ends here or before.
+    end: Offset,
+    /// What is below was in the log before this process began.
+    found_end: Offset,
+    own_ids: OwnIds,
+}
+
+impl Damage {
+    /// Whether everything that counts of the producer is known: its newest batch lies behind the damage, or there is none
+    /// and its id is younger than what is damaged.
+    fn spares(&self, producers: &ProducerCore, producer: ProducerId) -> bool {
+        match producers.newest_of(producer) {
+            Some(newest) => newest >= self.end,
+            None => self.end <= self.found_end && self.own_ids.has(producer),
+        }
+    }
 }
 
 /// A second copy whose first one is on its way.
@@ -57,18 +79,22 @@ pub enum Numbering {
 #[derive(Debug)]
 pub struct Numbers {
     state: State,
+    /// Of a shard with a log; its end is 0 when nothing is damaged.
+    damage: Option<Damage>,
     waiters: Vec<Waiter>,
 }
 
 impl Numbers {
     /// Of a shard in memory, where nobody can have published before.
     pub fn in_memory() -> Numbers {
-        Numbers { state: State::Known(Box::new(ProducerCore::new())), waiters: Vec::new() }
+        Numbers { state: State::Known(Box::new(ProducerCore::new())), damage: None, waiters: Vec::new() }
     }
 
-    /// Of a shard with a log, which is read when it is needed.
-    pub fn in_log() -> Numbers {
-        Numbers { state: State::Unread, waiters: Vec::new() }
+    /// Of a shard with a log, which is read when it is needed. What is below `found_end` was in it before this process gave
+    /// its first id.
+    pub fn in_log(found_end: Offset, own_ids: OwnIds) -> Numbers {
+        let damage = Damage { end: Offset(0), found_end, own_ids };
+        Numbers { state: State::Unread, damage: Some(damage), waiters: Vec::new() }
     }
 
     /// Decides a numbered publish of core `from`. `held`: what the shard holds, from its start to its settled end.
@@ -92,7 +118,15 @@ impl Numbers {
             }
         };
         let sent = Numbered { producer, sequence, count, digest: Digest::of(&job.records) };
-        match producers.check(&sent, settled_end) {
+        let verdict = producers.check(&sent, settled_end);
+        // What the shard has can be answered, and so can what is older than that.
+        let open = matches!(verdict, Verdict::Append | Verdict::Gap { .. } | Verdict::Unknown);
+        if let Some(damage) = self.damage.as_ref().filter(|damage| open && damage.end > Offset(0))
+            && !damage.spares(producers, producer)
+        {
+            return Numbering::Refused(NotWritten::Damaged { next: damage.end });
+        }
+        match verdict {
             Verdict::Append => Numbering::Append(sent),
             Verdict::Duplicate { base, settled: true, .. } => Numbering::Settled(base),
             Verdict::Duplicate { base, end, .. } => {
@@ -139,6 +173,14 @@ impl Numbers {
         self.take_page(&[], start)
     }
 
+    /// What is being read is damaged up to `next`; the reading goes on there. None when nothing is being read.
+    pub fn damaged_until(&mut self, next: Offset) -> Option<(Offset, Offset)> {
+        if let (State::Reading { .. }, Some(damage)) = (&self.state, &mut self.damage) {
+            damage.end = damage.end.max(next);
+        }
+        self.take_page(&[], next)
+    }
+
     /// The log could not be read: numbered publishes are refused, others go on.
     pub fn reading_failed(&mut self) {
         if matches!(self.state, State::Reading { .. }) {
@@ -148,6 +190,9 @@ impl Numbers {
 
     /// Nothing below `start` is held any more.
     pub fn forget_below(&mut self, start: Offset) {
+        if let Some(damage) = self.damage.as_mut().filter(|damage| damage.end <= start) {
+            damage.end = Offset(0);
+        }
         if let State::Known(producers) = &mut self.state {
             producers.forget_below(start);
         }

@@ -306,6 +306,7 @@ impl Broker {
                 FromCore::Recovered(_)
                 | FromCore::StoreFailed { .. }
                 | FromCore::LogReleased { .. }
+                | FromCore::Space { .. }
                 | FromCore::LogDeleted { .. } => {}
             }
         }

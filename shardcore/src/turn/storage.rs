@@ -17,6 +17,7 @@ use felix_wire::id::{Generation, Offset};
 
 use super::core::Core;
 use super::counters::Counter;
+use crate::projection::producer::OwnIds;
 use crate::shard::logged::page_of;
 use crate::shard::mail::{Ending, FromShard, PageLoss, Reader, ShardOutput};
 use crate::shard::{Shard, ShardCx};
@@ -182,6 +183,7 @@ impl Core {
             return;
         }
         let ring = self.ring_limits();
+        let own_ids = OwnIds::new(self.boot, self.cores);
         let Some(store) = &mut self.store else { return };
         let (granted, shards) = (&mut self.granted, &mut self.shards);
         let mut opened = false;
@@ -192,7 +194,7 @@ impl Core {
                 store.bring(volume, wanted.key, source, config)
             });
             let Some(at) = at else { return true };
-            let Some(shard) = Shard::open_logged(*id, wanted.generation, ring, store, at) else {
+            let Some(shard) = Shard::open_logged(*id, wanted.generation, ring, (store, at), own_ids) else {
                 return true;
             };
             store.serve(at, *id);
@@ -270,9 +272,9 @@ impl Core {
                 let (key, source) = (machine.key(), LogSource::Moved(machine));
                 self.tell_admin(FromCore::LogReleased { key, volume, source });
             }
-            Event::Space { writes: true } => tracing::info!(volume, "there is space again: writes go on"),
-            Event::Space { writes: false } => {
-                tracing::error!(volume, "the volume is nearly full: writes to durable streams are refused");
+            Event::Space { writes } => {
+                let core = self.id;
+                self.tell_admin(FromCore::Space { core, volume, writes });
             }
             Event::DiskTrouble { what, error } => self.disk_trouble(volume, what, error),
             Event::Created { .. } | Event::Closed => {}
@@ -331,7 +333,10 @@ impl Core {
             error => {
                 self.counters.add(Counter::LogReadErrors, 1);
                 tracing::error!(%error, "a range of a log cannot be read");
-                PageLoss::Damaged
+                match error {
+                    ReadError::Damaged { from, next, .. } => PageLoss::Damaged { from: *from, next: *next },
+                    _ => PageLoss::Unreadable,
+                }
             }
         };
         match page_for.reader {

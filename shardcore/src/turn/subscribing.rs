@@ -336,7 +336,10 @@ impl Core {
                 live.cursor.end(encode(&Message::SubscriptionLagged(last)), true);
             }
             PageLoss::TooOld(oldest) => live.cursor.lose_until(oldest),
-            PageLoss::Damaged => {
+            PageLoss::Damaged { from, next } => {
+                live.cursor.end(encode(&Refusal::damaged(from, next).to_message(codes)), true);
+            }
+            PageLoss::Unreadable => {
                 live.cursor.end(encode(&Refusal::unreadable().to_message(codes)), true);
             }
         }

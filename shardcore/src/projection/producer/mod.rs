@@ -39,16 +39,65 @@ impl ProducerIds {
 
     /// One that was not given before.
     pub fn take(&mut self) -> ProducerId {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(STEP);
         ProducerId(mix(self.0))
     }
 }
 
+/// Tells ids that this process gave from those of earlier ones: an id of another process is taken for one of this in fewer
+/// than one of 2^32 cases, as two ids may be the same by chance. Scope: one per core; plain values.
+#[derive(Debug, Clone, Copy)]
+pub struct OwnIds {
+    boot: u64,
+    cores: u16,
+}
+
+impl OwnIds {
+    /// `boot` as in [`ProducerIds::new`]; `cores`: those that give ids are numbered below it.
+    pub fn new(boot: u64, cores: u16) -> OwnIds {
+        OwnIds { boot, cores }
+    }
+
+    /// Whether it is one of the first 2^24 that a core gives.
+    pub fn has(&self, id: ProducerId) -> bool {
+        let at = unmix(id.0);
+        (0..self.cores).any(|core| {
+            let first = ProducerIds::new(self.boot, CoreId(core)).0;
+            let number = at.wrapping_sub(first).wrapping_mul(inverse(STEP));
+            (1..=OWN_IDS_MAX).contains(&number)
+        })
+    }
+}
+
+/// Ids of one core that are known as its own.
+const OWN_IDS_MAX: u64 = 1 << 24;
+/// From one id to the next, before mixing.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+const FACTORS: [u64; 2] = [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
+
 /// The finalizer of splitmix64: one to one, and every bit depends on all.
 fn mix(mut word: u64) -> u64 {
-    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word = (word ^ (word >> 30)).wrapping_mul(FACTORS[0]);
+    word = (word ^ (word >> 27)).wrapping_mul(FACTORS[1]);
     word ^ (word >> 31)
+}
+
+/// What [`mix`] made a word of.
+fn unmix(mut word: u64) -> u64 {
+    word = (word ^ (word >> 31) ^ (word >> 62)).wrapping_mul(inverse(FACTORS[1]));
+    word = (word ^ (word >> 27) ^ (word >> 54)).wrapping_mul(inverse(FACTORS[0]));
+    word ^ (word >> 30) ^ (word >> 60)
+}
+
+/// What an odd number is to be multiplied by to give 1: each step doubles the bits that fit, and three do at first.
+const fn inverse(odd: u64) -> u64 {
+    let mut inverse = odd;
+    let mut bits = 3;
+    while bits < u64::BITS {
+        inverse = inverse.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(inverse)));
+        bits *= 2;
+    }
+    inverse
 }
 
 /// A batch as its producer numbered it.
@@ -147,6 +196,11 @@ impl ProducerCore {
     /// Producers remembered.
     pub fn producers(&self) -> usize {
         self.producers.len()
+    }
+
+    /// First offset of the newest batch remembered of a producer.
+    pub fn newest_of(&self, producer: ProducerId) -> Option<Offset> {
+        self.producers.get(&producer).map(|history| history.newest().base)
     }
 
     /// One past the last offset of what is remembered; 0 when nothing is.

@@ -293,3 +293,18 @@ fn the_digest_sees_every_bit_and_where_payloads_begin() {
     unique.dedup();
     assert_eq!(unique.len(), seen.len());
 }
+
+#[test]
+fn own_ids_are_told_from_those_of_other_processes() {
+    let own = OwnIds::new(11, 3);
+    for core in 0..3 {
+        let mut ids = ProducerIds::new(11, CoreId(core));
+        assert!((0..2_000).all(|_| own.has(ids.take())), "core {core}");
+    }
+    let mut others = [ProducerIds::new(12, CoreId(0)), ProducerIds::new(11, CoreId(3))];
+    assert!(others.iter_mut().all(|ids| (0..2_000).all(|_| !own.has(ids.take()))));
+    assert!([0, 1, 7, u64::MAX].into_iter().all(|id| !own.has(ProducerId(id))));
+    for word in [0, 1, 7, 1 << 63, 0x1234_5678_9abc_def0, u64::MAX] {
+        assert_eq!(unmix(mix(word)), word);
+    }
+}

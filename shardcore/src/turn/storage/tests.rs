@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use felix_logstore::driver::Driver;
+use felix_logstore::engine::Reservations;
 use felix_logstore::id::{Fsync, Run, ShardKey};
 use felix_logstore::log::LogState;
 use felix_logstore::recovery::{LOCK_WAIT, Recovery, RecoveryConfig};
@@ -19,6 +20,7 @@ use felix_wire::routing::KeyMapping;
 
 use super::super::core::{Core, Mail};
 use super::super::tests::bare_core;
+use crate::projection::producer::ProducerIds;
 use crate::session::refusal::Refusal;
 use crate::shard::mail::{
     Bounce, Doubt, Job, JobToken, LanePos, NotWritten, NumberRefusal, PageLoss, Reader, ShardInput,
@@ -77,9 +79,11 @@ impl World {
         let pool = BufPool::heap(96 << 20);
         let limits = Arc::new(CoreLimits { ring_bytes_max: 64 << 10, ..CoreLimits::default() });
         let now = disk.now();
+        let reservations = Reservations::default();
         let open = |id: u16| {
             let mut core = bare_core(id, CORES, &limits);
-            let start = VolumeStart { run, boot: [1; 16], entropy: u64::from(id) + 10 * run.0 };
+            let (entropy, reservations) = (u64::from(id) + 10 * run.0, reservations.clone());
+            let start = VolumeStart { run, boot: [1; 16], entropy, reservations };
             core.open_store(settings(policy), &[start], &pool, now).expect("sound settings");
             core
         };
@@ -101,12 +105,62 @@ impl World {
     /// The process dies; another one takes over what the disk holds.
     fn restart(mut self, policy: Fsync) -> World {
         self.disk.kill();
-        let (mut world, logs) = World::over(self.disk, policy);
+        World::again(self.disk, policy, self.incarnation)
+    }
+
+    fn again(disk: SimDisk, policy: Fsync, incarnation: u64) -> World {
+        let (mut world, logs) = World::over(disk, policy);
         let log =
-            logs.into_iter().find(|log| log.key.incarnation.0 == self.incarnation).expect("the log is there");
-        world.incarnation = self.incarnation;
+            logs.into_iter().find(|log| log.key.incarnation.0 == incarnation).expect("the log is there");
+        world.incarnation = incarnation;
         world.serve(0, LogSource::Recovered(Box::new(log)));
         world
+    }
+
+    /// As [`World::restart`], with a bit of the payload of the batch at offset `hit` turned meanwhile.
+    fn restart_damaged(self, policy: Fsync, hit: u64) -> World {
+        let incarnation = self.incarnation;
+        // The recovery of the first start brings every batch to its segment.
+        let mut world = self.restart(policy);
+        world.disk.kill();
+        let mut image = world.disk.image();
+        let mut hits = 0;
+        for (path, _) in image.files() {
+            let bytes = image.read(&path).expect("it is listed");
+            if !path.as_str().contains("shards/") {
+                continue;
+            }
+            let begins = |at: &usize| {
+                bytes[*at..].starts_with(b"FLXB") && bytes[at + 24..at + 32] == hit.to_le_bytes()
+            };
+            for at in (4_096..bytes.len().saturating_sub(128)).step_by(8).filter(begins) {
+                image.flip_bit(&path, (at as u64 + 110) * 8).expect("it is there");
+                hits += 1;
+            }
+        }
+        assert_eq!(hits, 1, "one batch at offset {hit}");
+        World::again(
+            SimDisk::from_image(1, image, DiskFaults::none(Duration::from_micros(100))),
+            policy,
+            incarnation,
+        )
+    }
+
+    /// The answer to a record that says `token`.
+    fn answer(&mut self, token: u64, producer: Option<(ProducerId, Sequence)>) -> ShardOutput {
+        self.publish(0, token, producer);
+        self.run(Duration::from_millis(20));
+        let answer = self.answers.pop().expect("an answer");
+        assert!(self.answers.is_empty(), "{:?} and {answer:?}", self.answers);
+        answer
+    }
+
+    /// The offset at which that record is stored.
+    fn stored(&mut self, token: u64, producer: Option<(ProducerId, Sequence)>) -> u64 {
+        match self.answer(token, producer) {
+            ShardOutput::Published { base, logged: true, .. } => base.0,
+            other => panic!("not stored: {other:?}"),
+        }
     }
 
     fn route(&self, owner: Owner) -> Arc<StreamRoute> {
@@ -573,10 +627,79 @@ fn a_range_that_cannot_be_read_is_told_and_others_go_on() {
     world.ask(0, ShardInput::Subscribe { token, start: Start::Earliest, hold: false });
     world.ask(0, ShardInput::Pull { reader: Reader::CatchUp(token), from: Offset(3), bytes_max: 4_096 });
     world.run(Duration::from_millis(20));
-    let lost = |answer: &ShardOutput| matches!(answer, ShardOutput::PageLost { why: PageLoss::Damaged, .. });
+    let lost =
+        |answer: &ShardOutput| matches!(answer, ShardOutput::PageLost { why: PageLoss::Unreadable, .. });
     assert!(world.answers.iter().any(lost), "{:?}", world.answers);
     world.answers.clear();
     world.publish(0, 20, None);
     world.run(Duration::from_millis(20));
     assert_eq!(world.settled(), [(20, Some(20))]);
+}
+
+#[test]
+fn a_damaged_batch_ends_reading_with_its_range_and_what_is_behind_is_served() {
+    let mut world = World::new(Fsync::OnCommit);
+    world.serve(0, LogSource::New);
+    for token in 0..20 {
+        assert_eq!(world.stored(token, None), token);
+    }
+    let mut world = world.restart_damaged(Fsync::OnCommit, 7);
+    let token = SubToken(1);
+    world.ask(0, ShardInput::Subscribe { token, start: Start::Earliest, hold: false });
+    world.run(Duration::from_millis(20));
+    world.answers.clear();
+    for (from, pages) in [(0, true), (7, false)] {
+        let pull =
+            ShardInput::Pull { reader: Reader::CatchUp(token), from: Offset(from), bytes_max: 64 << 10 };
+        world.ask(0, pull);
+        world.run(Duration::from_millis(20));
+        let due = match &world.answers[..] {
+            [ShardOutput::Page { page, .. }] => pages && page.next == Offset(7),
+            [ShardOutput::PageLost { why, .. }] => {
+                !pages && *why == PageLoss::Damaged { from: Offset(7), next: Offset(8) }
+            }
+            _ => false,
+        };
+        assert!(due, "from {from}: {:?}", world.answers);
+        world.answers.clear();
+    }
+    assert_eq!(world.stored(20, None), 20);
+    assert_eq!(world.read(0, 8), (8..=20).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_numbered_publish_to_a_damaged_log_is_refused_only_where_its_batches_may_be_in_the_damage() {
+    let mut world = World::new(Fsync::OnCommit);
+    world.serve(0, LogSource::New);
+    let of = |producer, sequence| Some((ProducerId(producer), Sequence(sequence)));
+    let sent = [of(7, 0), of(7, 1), of(8, 0), None, of(8, 1), of(9, 0), of(7, 2)];
+    for (token, producer) in (0..).zip(sent) {
+        assert_eq!(world.stored(token, producer), token);
+    }
+    let mut world = world.restart_damaged(Fsync::OnCommit, 4);
+    let refused = |answer: ShardOutput| {
+        let next = Offset(5);
+        matches!(answer, ShardOutput::Refused { why: NotWritten::Damaged { next: told }, .. } if told == next)
+    };
+    assert!(refused(world.answer(4, of(8, 1))), "it is there, in the damage");
+    assert!(refused(world.answer(50, of(8, 2))));
+    assert!(refused(world.answer(51, of(77, 0))), "it may be there");
+    assert_eq!(world.stored(2, of(8, 0)), 2, "the first copy can be read");
+    assert_eq!(world.stored(6, of(7, 2)), 6);
+    assert_eq!(world.stored(7, of(7, 3)), 7, "what came behind the damage was the next one before");
+    assert_eq!(world.stored(8, of(9, 1)), 8);
+    assert_eq!(world.stored(9, None), 9);
+    let own = ProducerIds::new(1, CoreId(2)).take().0;
+    let gone = NotWritten::Number(NumberRefusal::Unknown);
+    let unknown = world.answer(52, of(own, 1));
+    assert!(matches!(unknown, ShardOutput::Refused { why, .. } if why == gone), "{unknown:?}");
+    assert_eq!(world.stored(10, of(own, 0)), 10, "its id was given after the start, the damage is older");
+    assert_eq!(world.stored(11, of(own, 1)), 11);
+    assert_eq!(world.stored(11, of(own, 1)), 11);
+    // Retention removes what is damaged.
+    let at = world.cores[0].shards[&SHARD].log().expect("a log");
+    let store = world.cores[0].store.as_mut().expect("logs");
+    store.engine(at).expect("there").move_start(at.log, Offset(5));
+    world.run(Duration::from_millis(20));
+    assert_eq!(world.stored(12, of(77, 0)), 12);
 }
