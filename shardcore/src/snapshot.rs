@@ -11,6 +11,7 @@ use std::time::Duration;
 use aws_lc_rs::digest::{SHA256, digest};
 use felix_logstore::id::{Run, ShardKey};
 use felix_logstore::log::LogState;
+use felix_logstore::recovery::Recovered;
 use felix_logstore::retention::Retention;
 use felix_wire::id::{CoreId, Generation, Incarnation, NodeId, ShardIndex};
 use felix_wire::routing::KeyMapping;
@@ -311,6 +312,13 @@ pub struct RecoveredVolume {
     pub refused: Vec<(ShardKey, String)>,
     /// Logs whose last bytes, which nobody was promised, were cut off.
     pub torn: usize,
+}
+
+impl From<Recovered> for RecoveredVolume {
+    fn from(found: Recovered) -> RecoveredVolume {
+        let refused = found.refused.iter().map(|refused| (refused.key, refused.to_string())).collect();
+        RecoveredVolume { run: found.run, logs: found.logs, refused, torn: found.torn.len() }
+    }
 }
 
 /// From the admin thread to a core.

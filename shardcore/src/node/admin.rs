@@ -167,7 +167,7 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
             Event::Core(FromCore::Recovered(Ok(volumes))) => {
                 let remembered = self.known_roots.remember(self.logs.roots());
                 remembered.map_err(NodeError::io("data_dir: storage-folders"))?;
-                let starts = self.logs.recovered(volumes, self.status.cores());
+                let starts = self.logs.recovered(volumes, self.status.cores(), rand::random);
                 self.links.volumes(starts);
                 self.status.logs_refused.store(self.logs.refused() as u64, Relaxed);
             }

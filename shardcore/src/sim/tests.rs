@@ -26,7 +26,7 @@ fn every_seed_keeps_what_was_acked_in_order_and_comes_to_rest() {
     let started = Instant::now();
     let mut met = std::collections::BTreeMap::new();
     for seed in 0..seeds() {
-        match check(seed) {
+        match check(seed, false) {
             Ok(report) => {
                 for (what, count) in report.met {
                     *met.entry(what).or_insert(0) += count;
@@ -46,7 +46,7 @@ fn every_seed_keeps_what_was_acked_in_order_and_comes_to_rest() {
 #[test]
 fn seeds_that_failed_once_do_not_fail_again() {
     for seed in regressions() {
-        if let Err(failure) = run(seed) {
+        if let Err(failure) = run(seed, false) {
             fail(&failure);
         }
     }
@@ -57,8 +57,14 @@ const MS: Duration = Duration::from_millis(1);
 /// Two shards on two cores with tiny rings, a subscriber of shard 0 that never reads before `heal_at`, and `publishers`
 /// on one connection.
 fn stalled_shard(publishers: Vec<PublisherPlan>) -> Plan {
-    let subscriber =
-        |shard, stalled| SubscriberPlan { stream: 0, shard, begins: Tick::ZERO, earliest: false, stalled };
+    let subscriber = |shard, stalled| SubscriberPlan {
+        stream: 0,
+        shard,
+        begins: Tick::ZERO,
+        earliest: false,
+        stalled,
+        keeps: false,
+    };
     let heal_at = Tick::ZERO + MS * 6_000;
     let never = (Tick::MAX, Tick::MAX);
     let client = |publishers, subscribers| ClientPlan {
@@ -92,6 +98,7 @@ fn stalled_shard(publishers: Vec<PublisherPlan>) -> Plan {
         ],
         happenings: Vec::new(),
         heal_at,
+        storage: None,
     }
 }
 
@@ -107,6 +114,7 @@ fn publisher(only: Option<u32>, acked: u32, publishes: u32) -> PublisherPlan {
         depth: 16,
         pace: Duration::from_micros(100),
         reads_from: Tick::ZERO,
+        numbered: false,
     }
 }
 

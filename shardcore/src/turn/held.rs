@@ -11,6 +11,13 @@ impl Core {
         self.counters.get(counter)
     }
 
+    /// Whether a log of this core has failed and takes no writes until the next start.
+    pub fn has_stopped_log(&self) -> bool {
+        let logs = self.shards.values().filter_map(|shard| shard.log());
+        let stopped = |at| self.store.as_ref().and_then(|store| store.log(at)?.stopped()).is_some();
+        logs.into_iter().any(stopped)
+    }
+
     /// What is unfinished, by name. With `connections` also what an idle connection holds.
     pub fn held(&self, connections: bool) -> Vec<(&'static str, u64)> {
         let rings: usize = self.shards.values().map(|s| s.ring_bytes()).sum();
