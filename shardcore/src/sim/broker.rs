@@ -386,11 +386,14 @@ impl Broker {
             (0..cores).filter_map(move |from| self.mail[from * cores + to].front().map(|(at, _)| *at)).min()
         };
         let due = |(id, node): (usize, &Node)| {
-            let datagram = node.datagrams.front().map(|_| Tick::ZERO);
-            let admin = node.admin.front().map(|(at, _)| *at);
+            // One that closes its logs hears nobody any more.
+            let hears = node.ending.is_none();
+            let datagram = node.datagrams.front().map(|_| Tick::ZERO).filter(|_| hears);
+            let admin = node.admin.front().map(|(at, _)| *at).filter(|_| hears);
             let answer = self.storage.as_ref().filter(|storage| storage.disks.has_answer(id));
             let answer = answer.map(|_| Tick::ZERO);
-            let first = [datagram, admin, mail(id), node.wake, answer].into_iter().flatten().min()?;
+            let mail = mail(id).filter(|_| hears);
+            let first = [datagram, admin, mail, node.wake, answer].into_iter().flatten().min()?;
             Some(first.max(node.paused_until))
         };
         let nodes = self.nodes.iter().enumerate().filter(|(id, _)| *id > 0 || !self.is_recovering());
@@ -423,6 +426,9 @@ impl Broker {
         let answered = self.answers(now, id, trace);
         let node = &mut self.nodes[id];
         let mut any = answered || node.wake.is_some_and(|at| at <= now);
+        if node.ending.is_some() {
+            return Ok(any);
+        }
         while node.admin.front().is_some_and(|(at, _)| *at <= now) {
             let Some((_, message)) = node.admin.pop_front() else { break };
             if let ToCore::Routes(routes) = &message {

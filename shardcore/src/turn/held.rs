@@ -13,9 +13,7 @@ impl Core {
 
     /// Whether a log of this core has failed and takes no writes until the next start.
     pub fn has_stopped_log(&self) -> bool {
-        let logs = self.shards.values().filter_map(|shard| shard.log());
-        let stopped = |at| self.store.as_ref().and_then(|store| store.log(at)?.stopped()).is_some();
-        logs.into_iter().any(stopped)
+        self.store.as_ref().is_some_and(|store| store.engines().any(|engine| engine.stopped_logs() > 0))
     }
 
     /// What is unfinished, by name. With `connections` also what an idle connection holds.
