@@ -454,7 +454,10 @@ impl Engine {
     /// Logs that have failed and take no writes until the process has started again. Looks at every log.
     #[must_use]
     pub fn stopped_logs(&self) -> usize {
-        self.logs.values().filter(|shard| shard.log.stopped().is_some_and(|why| why != StopReason::Closing)).count()
+        self.logs
+            .values()
+            .filter(|shard| shard.log.stopped().is_some_and(|why| why != StopReason::Closing))
+            .count()
     }
 
     /// Segments of all logs and the bytes of their files. Looks at every log.

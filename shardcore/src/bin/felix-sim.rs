@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use felix_runtime::planted::{Defect, plant};
 use felix_shardcore::sim;
 
 #[derive(Parser)]
@@ -20,6 +21,9 @@ struct Args {
     /// The streams are durable, on simulated disks.
     #[arg(long)]
     durable: bool,
+    /// A defect to plant, by its name in `felix_runtime::planted`: then seeds should fail.
+    #[arg(long, value_parser = defect)]
+    plant: Option<Defect>,
     /// Runs on after a failure and counts.
     #[arg(long)]
     keep_going: bool,
@@ -31,8 +35,14 @@ fn range(text: &str) -> Result<Range<u64>, String> {
     Ok(number(from)?..number(to)?)
 }
 
+fn defect(text: &str) -> Result<Defect, String> {
+    let known = Defect::ALL.into_iter().find(|defect| format!("{defect:?}") == text);
+    known.ok_or_else(|| format!("one of {:?}", Defect::ALL))
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
+    plant(args.plant);
     if let Some(seed) = args.replay {
         let plan = sim::Plan::of(seed, args.durable);
         println!("{plan:#?}");

@@ -7,6 +7,7 @@
 use std::num::NonZeroU32;
 
 use felix_logstore::record::Batch;
+use felix_runtime::planted::{self, Defect};
 use felix_wire::id::{CoreId, Offset};
 
 use super::mail::{Job, JobToken, NotWritten, NumberRefusal};
@@ -68,6 +69,9 @@ impl Numbers {
 
     /// Of a shard with a log, which is read when it is needed.
     pub fn in_log() -> Numbers {
+        if planted::is(Defect::ProducersForgotten) {
+            return Numbers::in_memory();
+        }
         Numbers { state: State::Unread, waiters: Vec::new() }
     }
 

@@ -104,6 +104,8 @@ pub struct Model {
     pub went_on: u64,
     /// Those that were told that this is not held any more.
     pub too_old: u64,
+    /// Offsets that subscriptions were told to hold no record.
+    pub skipped: u64,
 }
 
 impl Reader {
@@ -247,6 +249,7 @@ impl Model {
             self.given.entry((shard, record)).or_insert(now);
         }
         let Some(Position { life, offset, skipped }) = position else { return Ok(()) };
+        self.skipped += skipped;
         if let Some(kept) = &mut held.kept {
             kept.records.insert(offset, record);
         }

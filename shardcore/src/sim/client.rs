@@ -151,7 +151,11 @@ impl Client {
             links: vec![Link::Down { redial_at: Tick::ZERO }; links],
             wires: BTreeMap::new(),
             publishers: mine.publishers.iter().map(|p| Publisher::new(p.clone())).collect(),
-            subscribers: mine.subscribers.iter().map(|s| Subscriber::new(*s, mine.ours || plan.storage.is_some())).collect(),
+            subscribers: mine
+                .subscribers
+                .iter()
+                .map(|s| Subscriber::new(*s, mine.ours || plan.storage.is_some()))
+                .collect(),
             plan: mine,
             dead: false,
             closing: false,

@@ -15,11 +15,14 @@ use super::log_check::{self, Facts, Life};
 use super::plan::{ClientPlan, Plan, PublisherPlan, SubscriberPlan};
 use super::storage_plan::{End, StorageHappening};
 use super::world::{COOL_DOWN, DEADLINE, LOOK, World};
+use crate::turn::counters::Counter;
 
 /// Processes that may be needed after healing because a log had failed.
 const RESTARTS_MAX: u32 = 4;
 /// Publishes to every shard when all is over.
 const PROBES: u32 = 2;
+/// So long after faults have healed, or a process has started, shards may refuse writes.
+const HEALING: Duration = Duration::from_secs(2);
 /// A process that was told to end is gone after this, and the next one is up.
 const DOWN: Duration = Duration::from_millis(5);
 
@@ -151,10 +154,11 @@ impl World {
             storage.heal();
         }
         self.shared.trace.note(self.now, "healed", [0; 3]);
+        self.until(self.now + HEALING)?;
         self.come_to_rest()?;
         if let Some(how) = self.plan.storage.as_ref().and_then(|storage| storage.last) {
             self.restart(how, DOWN);
-            self.until(self.now + DOWN)?;
+            self.until(self.now + DOWN + HEALING)?;
             self.come_to_rest()?;
         }
         self.write_to_all()?;
@@ -254,6 +258,36 @@ impl World {
         let subscribers = self.there().into_iter().map(subscriber).collect();
         self.probe(Vec::new(), subscribers);
         self.come_to_rest()
+    }
+
+    /// Whether a run with such a plan can meet it at all.
+    pub(super) fn may_meet(&self, what: &str) -> bool {
+        let in_memory = ["block", "drain", "dropped for a subscriber", "expired"];
+        self.plan.storage.is_none() || !in_memory.contains(&what)
+    }
+
+    /// What a run with durable streams met, by name.
+    pub(super) fn met_durable(&self) -> Vec<(&'static str, u64)> {
+        let Some(storage) = &self.plan.storage else { return Vec::new() };
+        let ends = |end| {
+            let ends = |what: &StorageHappening| matches!(what, StorageHappening::Restart { how, .. } if *how == end);
+            u64::from(storage.has(ends) || storage.last == Some(end))
+        };
+        let numbered = storage.numbered.iter().flatten().filter(|numbered| **numbered).count();
+        vec![
+            ("stopped", ends(End::Stop)),
+            ("killed", ends(End::Kill)),
+            ("power lost", ends(End::Power)),
+            ("restarts", self.durable.restarts),
+            ("acks before the sync", u64::from(storage.policy != Fsync::OnCommit)),
+            ("stream came back", self.shared.lives.iter().map(|life| life - 1).sum()),
+            ("disk too small", u64::from(storage.has(|what| matches!(what, StorageHappening::Size { .. })))),
+            ("a log failed", u64::from(self.durable.mended)),
+            ("retention", u64::from(self.shared.excuses.retention)),
+            ("numbered publisher", numbered as u64),
+            ("outcome unknown", self.broker.count(Counter::PublishesUnknown)),
+            ("offsets without records", self.shared.model.skipped),
+        ]
     }
 
     fn look_at_logs(&self) -> Result<(), String> {

@@ -10,7 +10,7 @@ use felix_logstore::id::Fsync;
 use felix_logstore::retention::Retention;
 use felix_runtime::clock::Tick;
 
-use super::check::{Fate, Kept, Model, RecordId, ShardKey};
+use super::check::{Fate, Kept, Model, RecordId, Seen, ShardKey};
 
 /// One life of a stream's name.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +38,21 @@ pub struct Facts<'a> {
 struct Promise {
     record: RecordId,
     offset: u64,
-    /// When it was told first.
+    /// When its publisher sent it, and when it was told first. It was written at some time in between.
+    sent: Tick,
     at: Tick,
+}
+
+impl Promise {
+    /// The power loss that may have taken it.
+    fn loss(&self, losses: &[Tick]) -> Option<Tick> {
+        losses.iter().copied().find(|loss| *loss > self.sent)
+    }
+
+    /// Whether it was written before that loss, and after any other.
+    fn is_of(&self, loss: Tick, losses: &[Tick]) -> bool {
+        self.at < loss && self.loss(losses) == Some(loss)
+    }
 }
 
 /// Checks every log that was read from its beginning; gives how many there were.
@@ -110,10 +123,12 @@ fn promises(model: &Model, shard: ShardKey, (life, agreed): (&Life, Tick)) -> Ve
     let acked = model.sent().filter_map(|(of, record, sent)| {
         let counts = of == shard && sent.fate == Fate::Acked && sent.at > agreed;
         let (offset, at) = sent.offset.zip(sent.answered).filter(|_| counts)?;
-        Some(Promise { record, offset, at })
+        Some(Promise { record, offset, sent: sent.at, at })
     });
     let seen = model.seen(shard, life.number);
-    let seen = seen.map(|(offset, seen)| Promise { record: seen.record, offset, at: seen.at });
+    let seen = seen.filter_map(|(offset, Seen { record, at })| {
+        Some(Promise { record, offset, sent: model.sent_one(shard, record)?.at, at })
+    });
     let mut all: Vec<Promise> = acked.chain(seen).collect();
     all.sort_by_key(|promise| (promise.offset, promise.at));
     all
@@ -126,27 +141,27 @@ fn check_promised(
     kept: &Kept,
     facts: &Facts<'_>,
 ) -> Result<(), String> {
-    // By power loss: the first offset that is gone.
+    // By power loss: the first offset that it took.
     let mut gone: BTreeMap<Tick, Promise> = BTreeMap::new();
     for promise in promises.into_iter().filter(|promise| promise.offset >= kept.start) {
         let found = kept.records.get(&promise.offset);
         if found == Some(&promise.record) {
-            let lost = facts.losses.iter().filter(|loss| **loss > promise.at);
-            if let Some(before) = lost.filter_map(|loss| gone.get(loss)).next() {
+            let took = gone.iter().find(|(loss, _)| promise.is_of(**loss, facts.losses));
+            if let Some((_, before)) = took {
                 return Err(format!("{shard:?}: {before:?} is gone and {promise:?} behind it is not"));
             }
             continue;
         }
         let told = format!("{shard:?}: {promise:?} is not there, but {found:?}");
-        let loss = facts.losses.iter().find(|loss| **loss > promise.at);
-        match loss {
+        match promise.loss(facts.losses) {
             _ if facts.policy == Fsync::OnCommit => return Err(format!("{told}; acks wait for the sync")),
             None => return Err(format!("{told}; no power was lost since")),
             // An offset that somebody saw is not given to another record.
             Some(_) if found.is_some() => return Err(told),
-            Some(loss) => {
-                gone.entry(*loss).or_insert(promise);
+            Some(loss) if promise.is_of(loss, facts.losses) => {
+                gone.entry(loss).or_insert(promise);
             }
+            Some(_) => {}
         }
     }
     Ok(())
@@ -164,9 +179,9 @@ fn check_given(
     }
     let held: std::collections::BTreeSet<RecordId> = kept.records.values().copied().collect();
     for (_, record, at) in model.given().filter(|(of, ..)| *of == shard) {
-        let of_life = model.sent_one(shard, record).is_some_and(|sent| sent.at > agreed);
-        let lost = facts.policy != Fsync::OnCommit && facts.losses.iter().any(|loss| *loss > at);
-        if of_life && !lost && !held.contains(&record) {
+        let Some(sent) = model.sent_one(shard, record).map(|sent| sent.at) else { continue };
+        let lost = facts.policy != Fsync::OnCommit && facts.losses.iter().any(|loss| *loss > sent);
+        if sent > agreed && !lost && !held.contains(&record) {
             return Err(format!("{shard:?}: {record:?} was given to somebody at {at} and is not there"));
         }
     }

@@ -25,12 +25,12 @@ mod world;
 pub use plan::Plan;
 pub use world::{Failure, Report, World};
 
-/// Seeds that failed once. They are run for ever.
-pub const REGRESSIONS: &str = include_str!("regressions.txt");
+/// Seeds that failed once, with streams in memory and with durable ones. They are run for ever.
+const REGRESSIONS: [&str; 2] = [include_str!("regressions.txt"), include_str!("regressions_durable.txt")];
 
-/// The seeds of `REGRESSIONS`.
-pub fn regressions() -> impl Iterator<Item = u64> {
-    let words = REGRESSIONS.lines().filter_map(|line| line.split_whitespace().next());
+/// Seeds that failed once.
+pub fn regressions(durable: bool) -> impl Iterator<Item = u64> {
+    let words = REGRESSIONS[usize::from(durable)].lines().filter_map(|line| line.split_whitespace().next());
     words.filter(|word| !word.starts_with('#')).filter_map(|word| word.parse().ok())
 }
 

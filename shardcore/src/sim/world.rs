@@ -409,7 +409,11 @@ impl World {
                 ("went on where told", self.shared.model.went_on),
                 ("started too old", self.shared.model.too_old),
                 ("expired", u64::from(!self.unacked_count())),
-            ],
+            ]
+            .into_iter()
+            .filter(|(what, _)| self.may_meet(what))
+            .chain(self.met_durable())
+            .collect(),
         }
     }
 }

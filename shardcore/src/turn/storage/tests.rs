@@ -344,6 +344,23 @@ fn a_failed_write_leaves_the_outcome_unknown_and_the_log_refuses_until_the_next_
     assert!(read == [0, 3] || read == [0, 1, 3], "{read:?}");
 }
 
+/// It was never tried again, and its shard not served until the next start of the broker.
+#[test]
+fn a_log_that_could_not_be_made_is_made_when_the_disk_works_again() {
+    let mut world = World::new(Fsync::OnCommit);
+    world.disk.choose_faults(|asked| {
+        (asked.kind == OpKind::MakeDir).then_some(Fault::Error(DiskError::Io { errno: 5 }))
+    });
+    world.serve(0, LogSource::New);
+    world.run(Duration::from_millis(20));
+    assert!(!world.cores[0].shards.contains_key(&SHARD), "there is no log");
+    world.disk.choose_faults(|_| None);
+    world.run(Duration::from_millis(500));
+    world.publish(0, 1, None);
+    world.run(Duration::from_millis(20));
+    assert_eq!(world.settled(), [(1, Some(0))]);
+}
+
 #[test]
 fn a_reader_below_the_ring_is_served_from_the_log() {
     let mut world = World::new(Fsync::OnCommit);
