@@ -15,7 +15,7 @@ use felix_runtime::counters::counters;
 use felix_runtime::file::{BufPool, Disk, Full, Op, Token};
 use felix_runtime::quic::{KEY_BYTES, Quic, QuicSettings, Transmits};
 use felix_runtime::sim::{Delivery, OpKind, SimNet, SimRng};
-use felix_wire::id::{CoreId, Generation, Incarnation};
+use felix_wire::id::{CoreId, Generation, Incarnation, ShardIndex};
 use felix_wire::routing::KeyMapping;
 
 use super::credentials::{Credentials, NAMESPACE, TENANT};
@@ -33,6 +33,8 @@ pub const BOOT: u64 = 0xfe11_0b00_7000_0000;
 pub const UNIX_S: u64 = 1_800_000_000;
 /// A core with mail that found no room tries again after this.
 const MAIL_RETRY: Duration = Duration::from_micros(200);
+/// A process that could not start is started again after this.
+const START_AGAIN: Duration = Duration::from_millis(200);
 /// How long logs may take to close, as in `turn::run`.
 const CLOSE_MAX: Duration = Duration::from_secs(10);
 /// Turns at one moment before a core counts as spinning.
@@ -201,8 +203,11 @@ impl Broker {
         self.incarnations[stream]
     }
 
-    /// Whether a log has failed: only another process takes writes to it again.
+    /// Whether a log has failed, or could not be read at the start: only another process takes writes to it again.
     pub fn has_stopped_log(&self) -> bool {
+        if self.storage.as_ref().is_some_and(|storage| storage.is_up() && storage.book.refused() > 0) {
+            return true;
+        }
         self.nodes.iter().any(|node| node.core.has_stopped_log())
     }
 
@@ -303,7 +308,15 @@ impl Broker {
             }
             _ => {}
         }
-        let recovered = self.storage.as_mut().map_or(Ok(None), Storage::poll_recovered)?;
+        let Some(storage) = &mut self.storage else { return Ok(()) };
+        let recovered = match storage.poll_recovered() {
+            Err(why) if storage.fails() => {
+                trace.note(now, "process gives up", [why.len() as u64, 0, 0]);
+                self.gone(End::Kill, now + START_AGAIN);
+                None
+            }
+            other => other?,
+        };
         if let Some(mut starts) = recovered {
             trace.note(now, "recovered", [self.lives, 0, 0]);
             self.tell_all(now, |id| ToCore::Volumes(std::mem::take(&mut starts[id])));
@@ -608,7 +621,16 @@ impl Broker {
         self.routes_version = self.version;
         let known = self.streams.iter().enumerate().filter_map(|(i, owners)| Some((i, owners.as_ref()?)));
         let log = self.storage.as_ref().map(|storage| storage.plan.retention);
-        let routes = known.map(|(i, owners)| Arc::new(route((i, self.incarnations[i]), owners, log)));
+        let routes = known.map(|(i, owners)| {
+            let mut route = route((i, self.incarnations[i]), owners, log);
+            let keys: Vec<_> = (0..route.shards()).map(|shard| route.log_key(ShardIndex(shard))).collect();
+            for (key, owner) in keys.into_iter().zip(&mut route.owners) {
+                if self.storage.as_ref().is_some_and(|storage| !storage.book.serves(key)) {
+                    *owner = Owner::Nobody { reason: "not_ready" };
+                }
+            }
+            Arc::new(route)
+        });
         let routes = Arc::new(Routes::new(self.version, routes, [Arc::from(TENANT)]));
         if let Some(storage) = &mut self.storage {
             if !storage.is_up() {

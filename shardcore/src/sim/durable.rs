@@ -117,7 +117,7 @@ impl World {
                 shared.excuses.refused |= errors > 0;
                 shared.excuses.unsettled |= errors > 0;
                 if let Some(storage) = self.broker.storage_mut() {
-                    storage.disks.machine().set_faults(faults);
+                    storage.set_faults(faults);
                 }
             }
         }

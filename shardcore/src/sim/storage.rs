@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use felix_logstore::driver::Driver;
-use felix_logstore::recovery::Recovery;
+use felix_logstore::recovery::{Recovery, Refusal, Refused};
 use felix_runtime::clock::Tick;
 use felix_runtime::file::{BufPool, VolumeId};
-use felix_runtime::sim::{SimDisk, SimRng};
+use felix_runtime::sim::{DiskFaults, SimDisk, SimRng};
 use felix_wire::id::CoreId;
 
 use super::disks::Disks;
@@ -72,6 +72,11 @@ pub struct Storage {
     cores: u16,
     entropy: u64,
     pool: BufPool,
+    /// Operations fail by chance now, or for want of space.
+    errors: bool,
+    small: bool,
+    /// They may have failed since the process started.
+    fails: bool,
 }
 
 impl Storage {
@@ -91,6 +96,9 @@ impl Storage {
             cores,
             entropy: 0,
             pool: BufPool::heap(POOL_BYTES),
+            errors: false,
+            small: false,
+            fails: false,
         }
     }
 
@@ -137,6 +145,7 @@ impl Storage {
         self.book = LogBook::new(roots.collect(), [self.boots; 16]);
         self.pool = Storage::pool();
         self.entropy = self.rng.next_u64();
+        self.fails = self.errors || self.small;
         self.phase = Phase::Recovering(Box::new(self.recover(Vec::new())));
     }
 
@@ -156,14 +165,16 @@ impl Storage {
             let Some(result) = at.driver.recover(&mut self.disks.seat(0), &mut at.recovery) else {
                 return Ok(None);
             };
-            at.found.push(RecoveredVolume::from(result.map_err(|error| error.to_string())?));
+            let found = result.map_err(|error| error.to_string())?;
+            let excused = |refused: &Refused| self.fails && matches!(refused.why, Refusal::Disk(_));
+            if let Some(refused) = found.refused.iter().find(|refused| !excused(refused)) {
+                return Err(format!("recovery refused {refused}"));
+            }
+            at.found.push(RecoveredVolume::from(found));
             let found = std::mem::take(&mut at.found);
             if found.len() < usize::from(self.plan.volumes) {
                 self.phase = Phase::Recovering(Box::new(self.recover(found)));
                 continue;
-            }
-            if let Some((key, why)) = found.iter().flat_map(|volume| &volume.refused).next() {
-                return Err(format!("recovery refused log {key}: {why}"));
             }
             let rng = &mut self.rng;
             let starts = self.book.recovered(found, self.cores, || rng.next_u64());
@@ -193,18 +204,28 @@ impl Storage {
 
     /// Nothing goes wrong any more.
     pub fn heal(&mut self) {
-        let (faults, bytes, volumes) = (self.plan.sound, self.plan.volume_bytes, self.plan.volumes);
-        let machine = self.disks.machine();
-        machine.set_faults(faults);
-        for volume in 0..volumes {
-            machine.set_volume_bytes(VolumeId(volume), bytes);
-        }
+        self.set_faults(self.plan.sound);
+        self.resize(self.plan.volume_bytes);
+    }
+
+    /// What goes wrong from now on.
+    pub fn set_faults(&mut self, faults: DiskFaults) {
+        self.errors = faults.write_error_ppm + faults.sync_error_ppm + faults.other_error_ppm > 0;
+        self.fails |= self.errors;
+        self.disks.machine().set_faults(faults);
     }
 
     /// Every volume has this size from now on.
     pub fn resize(&mut self, bytes: u64) {
+        self.small = bytes < self.plan.volume_bytes;
+        self.fails |= self.small;
         for volume in 0..self.plan.volumes {
             self.disks.machine().set_volume_bytes(VolumeId(volume), bytes);
         }
+    }
+
+    /// Whether operations have failed since the process started: then it may not be able to start.
+    pub fn fails(&self) -> bool {
+        self.fails
     }
 }

@@ -244,7 +244,7 @@ impl Core {
                         self.answer_reader(page_for.shard, to, what);
                     }
                     PageReader::Numbers => self.with_logged(at(log), |shard, cx| {
-                        shard.numbers_page(&batches, page_for.from, cx);
+                        shard.numbers_page(&batches, cx);
                     }),
                 }
             }
