@@ -409,7 +409,9 @@ impl Engine {
             (can_write && !self.unmarked.is_empty()).then(|| self.last_settle + self.config.idle_after);
         let extra = self.extra_slot_due().filter(|due| *due > self.now);
         let flush = (self.flushes.is_free() && !self.behind.is_empty()).then_some(self.next_flush);
-        [Some(self.next_space), idle, flush, extra, self.pool.next_timeout()].into_iter().flatten().min()
+        // While the volume has not answered there is nothing to do about its space.
+        let space = (!self.space.asking).then_some(self.next_space);
+        [space, idle, flush, extra, self.pool.next_timeout()].into_iter().flatten().min()
     }
 
     /// Bytes of all logs in memory on their way to segments.

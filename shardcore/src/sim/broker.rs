@@ -33,6 +33,8 @@ pub const BOOT: u64 = 0xfe11_0b00_7000_0000;
 pub const UNIX_S: u64 = 1_800_000_000;
 /// A core with mail that found no room tries again after this.
 const MAIL_RETRY: Duration = Duration::from_micros(200);
+/// Turns that a core may want at once in a row; more are a loop that only time ends.
+const SPINS_MAX: u32 = 5_000;
 /// A process that could not start is started again after this.
 const START_AGAIN: Duration = Duration::from_millis(200);
 /// How long logs may take to close, as in `turn::run`.
@@ -51,6 +53,8 @@ struct Node {
     /// Version of the routes it has.
     heard: u64,
     disks: CoreDisks,
+    /// Turns in a row after which it wanted another one at once, with nothing new.
+    spins: u32,
     /// It was told to end and closes its logs, since then.
     ending: Option<Tick>,
 }
@@ -104,6 +108,7 @@ impl Maker {
             drained: false,
             heard: 0,
             disks: CoreDisks { pool: Storage::pool(), held: None },
+            spins: 0,
             ending: None,
         }
     }
@@ -530,6 +535,11 @@ impl Broker {
             self.answer_admin(now, id)?;
         }
         let node = &mut self.nodes[id];
+        let due = node.core.next_timeout().is_some_and(|at| at <= now);
+        node.spins = if due { node.spins + 1 } else { 0 };
+        if node.spins > SPINS_MAX {
+            return Err(format!("core {id} is due again and again and does nothing"));
+        }
         node.wake = node.core.next_timeout().map(|at| at.max(now + Duration::from_nanos(1)));
         if let Some(last) = node.ending.map(|since| since + CLOSE_MAX).filter(|at| *at > now) {
             node.wake = Some(node.wake.map_or(last, |at| at.min(last)));
