@@ -410,7 +410,7 @@ impl Engine {
         let extra = self.extra_slot_due().filter(|due| *due > self.now);
         let flush = (self.flushes.is_free() && !self.behind.is_empty()).then_some(self.next_flush);
         // While the volume has not answered there is nothing to do about its space.
-        let space = (!self.space.asking).then_some(self.next_space);
+        let space = (!self.space.is_asking()).then_some(self.next_space);
         [space, idle, flush, extra, self.pool.next_timeout()].into_iter().flatten().min()
     }
 

@@ -22,6 +22,11 @@ pub(super) struct Space {
 }
 
 impl Space {
+    /// Whether the volume was asked and has not answered.
+    pub fn is_asking(&self) -> bool {
+        self.asking
+    }
+
     /// Bytes left above `kept`, as far as is known.
     pub fn above(&self, kept: u64) -> Option<u64> {
         self.left.map(|left| left.saturating_sub(kept))
