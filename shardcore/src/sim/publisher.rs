@@ -346,6 +346,10 @@ impl Publisher {
             RefusalReason::SequenceGap { expected } if numbered.is_open(due.shard, *expected) => {
                 return Ok(Fate::Refused);
             }
+            // Its first batch was refused before this one.
+            RefusalReason::UnknownProducer if numbered.is_open(due.shard, Sequence(0)) => {
+                return Ok(Fate::Refused);
+            }
             RefusalReason::SequenceGap { .. } => lost,
             RefusalReason::UnknownProducer => lost || excuses.retention,
             RefusalReason::SequenceExpired => excuses.retention,
