@@ -35,6 +35,8 @@ pub struct Excuses {
     pub restarted: bool,
     /// Disks have failed or had no space: logs may refuse writes.
     pub refused: bool,
+    /// Opening files has failed: logs may not be readable for a while.
+    pub unreadable: bool,
     /// Logs have failed, moved or ended: of some writes nobody may know the outcome.
     pub unsettled: bool,
     /// Power was lost, and acked records need not be synced.
@@ -115,6 +117,7 @@ impl World {
                 let errors = faults.write_error_ppm + faults.sync_error_ppm + faults.other_error_ppm;
                 shared.trace.note(now, "disk faults", [u64::from(errors), u64::from(faults.stall_ppm), 0]);
                 shared.excuses.refused |= errors > 0;
+                shared.excuses.unreadable |= faults.other_error_ppm > 0;
                 shared.excuses.unsettled |= errors > 0;
                 if let Some(storage) = self.broker.storage_mut() {
                     storage.set_faults(faults);

@@ -298,6 +298,10 @@ impl Subscriber {
                 self.broken(around.model);
                 self.state = State::Idle { until: around.now };
             }
+            Message::Error(error) if around.excuses.unreadable && error.code == Some(ErrorCode::Storage) => {
+                self.broken(around.model);
+                self.state = State::Idle { until: around.now + RETRY };
+            }
             other => return Err(format!("{} on an event stream", other.type_name())),
         }
         Ok(())
