@@ -415,6 +415,7 @@ impl Engine {
             (can_write && !self.unmarked.is_empty()).then(|| self.last_settle + self.config.idle_after);
         let extra = self.extra_slot_due().filter(|due| *due > self.now);
         let flush = (self.flushes.is_free() && !self.behind.is_empty()).then_some(self.next_flush);
+        // While the volume has not answered there is nothing to do about its space.
         let space = (!self.space.is_asking()).then_some(self.next_space);
         [space, idle, flush, extra, self.pool.next_timeout(), self.directs.next_timeout()]
             .into_iter()
@@ -459,6 +460,15 @@ impl Engine {
     #[must_use]
     pub fn has_space(&self) -> bool {
         self.space_ok && self.slots.usable()
+    }
+
+    /// Logs that have failed and take no writes until the process has started again. Looks at every log.
+    #[must_use]
+    pub fn stopped_logs(&self) -> usize {
+        self.logs
+            .values()
+            .filter(|shard| shard.log.stopped().is_some_and(|why| why != StopReason::Closing))
+            .count()
     }
 
     /// Segments of all logs and the bytes of their files. Looks at every log.

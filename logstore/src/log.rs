@@ -14,6 +14,7 @@ mod segments;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use felix_runtime::planted::{self, Defect};
 use felix_wire::id::Offset;
 
 use crate::commit::{Mark, MarkKind};
@@ -200,7 +201,7 @@ impl Log {
             runs: VecDeque::new(),
             next_id: 1,
             memory_bytes: 0,
-            skip_to: (state.next > state.end).then_some(state.next),
+            skip_to: (state.next > state.end && !planted::is(Defect::CeilingIgnored)).then_some(state.next),
             skip_floor: state.next,
             stop: None,
         }

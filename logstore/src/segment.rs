@@ -15,7 +15,8 @@ use crate::limits::{BLOCK, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 /// Sizes are [`SEGMENT_BYTES_MIN`] times a power of two, at most `max`, but never too small for `need`.
 #[must_use]
 pub fn size_class(wanted: u64, need: u64, max: u64) -> u64 {
-    let floor = need.saturating_add(2 * BLOCK);
+    // The head of the segment, and the padding before and behind the batch.
+    let floor = need.saturating_add(3 * BLOCK);
     let mut size = SEGMENT_BYTES_MIN;
     while (size < wanted && size * 2 <= max) || (size < floor && size < SEGMENT_BYTES_MAX) {
         size *= 2;

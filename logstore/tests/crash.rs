@@ -533,6 +533,24 @@ fn check_twice(mut world: World, rng: &mut SimRng, loss: Loss, what: &str) {
     }
 }
 
+/// A recovery saw its directory and wrote down that it is there; the name was not durable.
+#[test]
+fn a_log_whose_making_was_cut_short_is_there_or_not_and_never_refused() {
+    for steps in 0..60 {
+        let mut world = World::empty(steps);
+        world.engine.create(key(1, 1), log_config(Fsync::OnCommit)).expect("a new key");
+        for _ in 0..steps {
+            world.step();
+        }
+        let mut disk = world.disk;
+        disk.sim().kill();
+        recover(&mut disk, 1);
+        disk.sim().crash(&mut SimRng::new(steps));
+        let found = recover(&mut disk, 2);
+        assert!(found.refused.is_empty(), "{steps} steps: {:?}", found.refused);
+    }
+}
+
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }

@@ -53,6 +53,18 @@ fn the_largest_batch_finds_room_behind_a_small_one_that_nothing_follows() {
     assert!(matches!(claim, Err(ClaimError::TooLarge)), "whatever memory holds: {claim:?}");
 }
 
+/// A segment was made for such a batch in which it just did not fit, and then another one, without end.
+#[test]
+fn a_batch_of_any_length_about_the_size_of_a_segment_finds_room() {
+    let mut world = World::empty(8);
+    let log = world.create(key(1, 1), Fsync::OnCommit);
+    let size = log_config(Fsync::OnCommit).segment_bytes_max as usize;
+    for (offset, less) in (0..24).map(|step| step * 1_024).enumerate() {
+        assert_eq!(world.publish(log, &[vec![3; size - less]]), Offset(offset as u64), "{less} bytes less");
+        world.settle(log);
+    }
+}
+
 #[test]
 fn a_clean_stop_and_start_gives_the_same_log() {
     let mut world = World::empty(2);

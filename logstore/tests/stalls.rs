@@ -213,3 +213,17 @@ fn a_sync_that_fails_once_stops_only_what_it_was_to_cover() {
     println!("{} syncs failed, one in each run", nth - 1);
     assert!(nth > 20, "{nth}: there are more syncs in a run");
 }
+
+/// It was due at a moment that had passed, and its core looked after it without a pause until the volume answered.
+#[test]
+fn an_engine_is_not_due_while_the_volume_does_not_say_how_much_space_it_has() {
+    let mut world = World::empty(9);
+    world.disk.sim().choose_faults(|asked| (asked.kind == OpKind::Space).then_some(Fault::Stall(STALL)));
+    let until = world.now() + Duration::from_secs(5);
+    while world.now() < until {
+        world.step();
+        let now = world.now();
+        let due = world.engine.next_timeout();
+        assert!(due.is_none_or(|due| due > now), "due at {due:?}, it is {now}");
+    }
+}

@@ -9,6 +9,7 @@ pub mod executor;
 pub mod failpoint;
 pub mod file;
 pub mod mailbox;
+pub mod planted;
 pub mod probe;
 pub mod quic;
 #[cfg(any(test, feature = "sim"))]

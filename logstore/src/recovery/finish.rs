@@ -129,6 +129,8 @@ async fn find_logs(
 ) -> Result<(Vec<ShardKey>, Vec<Refused>), RecoveryError> {
     let dir = names::top(config.volume, names::SHARDS);
     let entries = desk.list(dir.clone()).await.map_err(at(&dir))?;
+    // What is written down as there must be there after a power loss: the process that made it may not have come to this.
+    desk.sync_dir(dir.clone()).await.map_err(at(&dir))?;
     let directories = entries.iter().filter(|entry| entry.kind == EntryKind::Directory);
     let keys: Vec<ShardKey> = directories.filter_map(|entry| names::shard_of(&entry.name)).collect();
     let refused = evidence.without_directory(&keys).map(|key| Refused {

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use felix_runtime::planted::{Defect, plant};
 use felix_shardcore::sim;
 
 #[derive(Parser)]
@@ -17,6 +18,12 @@ struct Args {
     /// One seed, with its plan and everything that happened near the end.
     #[arg(long)]
     replay: Option<u64>,
+    /// The streams are durable, on simulated disks.
+    #[arg(long)]
+    durable: bool,
+    /// A defect to plant, by its name in `felix_runtime::planted`: then seeds should fail.
+    #[arg(long, value_parser = defect)]
+    plant: Option<Defect>,
     /// Runs on after a failure and counts.
     #[arg(long)]
     keep_going: bool,
@@ -28,17 +35,24 @@ fn range(text: &str) -> Result<Range<u64>, String> {
     Ok(number(from)?..number(to)?)
 }
 
+fn defect(text: &str) -> Result<Defect, String> {
+    let known = Defect::ALL.into_iter().find(|defect| format!("{defect:?}") == text);
+    known.ok_or_else(|| format!("one of {:?}", Defect::ALL))
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
+    plant(args.plant);
     if let Some(seed) = args.replay {
-        println!("{:#?}", sim::Plan::draw(seed));
-        return match sim::World::new(sim::Plan::draw(seed)).keeping_all().run() {
+        let plan = sim::Plan::of(seed, args.durable);
+        println!("{plan:#?}");
+        return match sim::World::new(plan).keeping_all().run() {
             Ok(report) => {
                 println!("{report:#?}");
                 ExitCode::SUCCESS
             }
             Err(failure) => {
-                show(&failure);
+                show(&failure, args.durable);
                 ExitCode::FAILURE
             }
         };
@@ -46,10 +60,10 @@ fn main() -> ExitCode {
     let (started, count) = (Instant::now(), args.seeds.end.saturating_sub(args.seeds.start));
     let mut failed = 0;
     for seed in args.seeds {
-        if let Err(failure) = sim::check(seed) {
+        if let Err(failure) = sim::check(seed, args.durable) {
             failed += 1;
             if !args.keep_going {
-                show(&failure);
+                show(&failure, args.durable);
                 return ExitCode::FAILURE;
             }
             println!("{failure}");
@@ -59,10 +73,11 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn show(failure: &sim::Failure) {
+fn show(failure: &sim::Failure, durable: bool) {
     for line in &failure.last {
         println!("{line}");
     }
     println!("{failure}");
-    println!("replay: felix-sim --replay {}", failure.seed);
+    let durable = if durable { " --durable" } else { "" };
+    println!("replay: felix-sim --replay {}{durable}", failure.seed);
 }

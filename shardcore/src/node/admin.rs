@@ -183,7 +183,7 @@ impl<W: FnMut() -> Result<Option<ReadyFile>, NodeError>> Admin<W> {
                     }
                     remembered => remembered.map_err(NodeError::io("data_dir: storage-folders"))?,
                 }
-                let starts = self.logs.recovered(volumes, self.status.cores());
+                let starts = self.logs.recovered(volumes, self.status.cores(), rand::random);
                 self.links.volumes(starts);
                 self.status.logs_refused.store(self.logs.refused() as u64, Relaxed);
             }

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use felix_runtime::{Clock, Tick};
 use felix_wire::control::{Heartbeat, Jwks, RegisterNode, Stream};
-use felix_wire::id::{Incarnation, NodeId, ShardIndex};
+use felix_wire::id::{Incarnation, NodeId};
 use tokio::task::JoinSet;
 
 pub use self::api::{ApiError, ControlPlane};
@@ -38,7 +38,7 @@ use super::links::Links;
 use super::log_names::LogNames;
 use super::status::NodeStatus;
 use super::storage::LogBook;
-use crate::snapshot::{Owner, Routes, StreamName, log_key};
+use crate::snapshot::StreamName;
 
 /// Least time between two key snapshots: tokens with made-up key ids must not cost a snapshot each.
 const KEYS_GAP: Duration = Duration::from_millis(20);
@@ -235,7 +235,7 @@ impl Agent {
         let now = self.clock.now();
         if self.catalog.is_synced() && logs.is_up() && self.catalog.take_changed() {
             let routes = Arc::new(self.routes.make(&self.catalog, logs));
-            place_logs(&routes, logs, links);
+            logs.follow(&routes, links);
             for stream in self.catalog.take_ended_streams() {
                 delete_logs(&stream, logs, links);
             }
@@ -268,29 +268,17 @@ impl Agent {
     }
 }
 
-/// Every durable shard that is led here has its log on the core that leads it.
-fn place_logs(routes: &Routes, logs: &mut LogBook, links: &mut Links) {
-    for route in routes.iter().filter(|route| route.is_durable()) {
-        for (index, owner) in (0..).zip(&route.owners) {
-            let key = route.log_key(ShardIndex(index));
-            logs.delete_earlier(key, links);
-            if let Owner::Here { core, .. } = owner {
-                logs.place(key, *core, links);
-            }
-        }
-    }
-}
-
 /// The control plane said that this life of the stream is over.
 fn delete_logs(stream: &Stream, logs: &mut LogBook, links: &mut Links) {
+    if !stream.durable {
+        return;
+    }
     let name = StreamName {
         tenant: stream.tenant_id.as_str().into(),
         namespace: stream.namespace.as_str().into(),
         stream: stream.stream.as_str().into(),
     };
-    for shard in (0..stream.shards).filter(|_| stream.durable).map(ShardIndex) {
-        logs.delete(log_key(&name, Incarnation(stream.incarnation), shard), links);
-    }
+    logs.stream_ended((&name, Incarnation(stream.incarnation)), stream.shards, links);
 }
 
 async fn speak(api: &ControlPlane, node: &RegisterNode, say: Say) -> Result<Said, ApiError> {

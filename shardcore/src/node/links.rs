@@ -11,6 +11,7 @@ use std::sync::Arc;
 use felix_runtime::mailbox::{LaneError, LaneSender};
 use felix_wire::id::CoreId;
 
+use super::storage::CarriesOrders;
 use crate::snapshot::{Keys, LogOrder, Routes, ToCore};
 use crate::store::VolumeStart;
 
@@ -71,14 +72,6 @@ impl Links {
         }
     }
 
-    /// An order about a log. It comes before routes that are sent later.
-    pub fn log(&mut self, core: CoreId, order: LogOrder) {
-        if let Some(link) = self.links.get_mut(usize::from(core.0)).filter(|link| !link.closed) {
-            link.logs.push_back(order);
-            link.flush();
-        }
-    }
-
     /// New keys for every core.
     pub fn keys(&mut self, keys: &Arc<Keys>) {
         self.each(|link| link.keys = Some(Arc::clone(keys)));
@@ -119,6 +112,15 @@ impl Links {
     /// Hands over what waits, as far as there is room.
     pub fn flush(&mut self) {
         for link in &mut self.links {
+            link.flush();
+        }
+    }
+}
+
+impl CarriesOrders for Links {
+    fn order(&mut self, core: CoreId, order: LogOrder) {
+        if let Some(link) = self.links.get_mut(usize::from(core.0)).filter(|link| !link.closed) {
+            link.logs.push_back(order);
             link.flush();
         }
     }

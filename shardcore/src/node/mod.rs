@@ -20,7 +20,7 @@ mod ready_file;
 mod shutdown;
 mod start;
 mod status;
-mod storage;
+pub(crate) mod storage;
 mod tenants;
 mod tls;
 mod transport;

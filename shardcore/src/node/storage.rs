@@ -12,11 +12,16 @@ use std::path::{Path, PathBuf};
 use felix_logstore::engine::Reservations;
 use felix_logstore::id::{Run, ShardKey};
 use felix_logstore::names::SHARDS;
-use felix_wire::id::CoreId;
+use felix_wire::id::{CoreId, Incarnation, ShardIndex};
 
-use super::links::Links;
-use crate::snapshot::{LogOrder, RecoveredVolume};
+use crate::snapshot::{LogOrder, Owner, RecoveredVolume, Routes, StreamName, log_key};
 use crate::store::{LogSource, VolumeStart};
+
+/// Carries orders about logs to the cores: for each core in the order given, and before routes that are sent later.
+pub trait CarriesOrders {
+    /// Sends `order` to `core`.
+    fn order(&mut self, core: CoreId, order: LogOrder);
+}
 
 /// Where a log is.
 enum Place {
@@ -82,8 +87,13 @@ impl LogBook {
         self.places.values().filter(|place| matches!(place, Place::Held { .. })).count()
     }
 
-    /// Recovery has ended: what every core is to open its engines with, in core order.
-    pub fn recovered(&mut self, volumes: Vec<RecoveredVolume>, cores: u16) -> Vec<Vec<VolumeStart>> {
+    /// Recovery has ended: what every core is to open its engines with, in core order. `entropy` gives random numbers.
+    pub fn recovered(
+        &mut self,
+        volumes: Vec<RecoveredVolume>,
+        cores: u16,
+        mut entropy: impl FnMut() -> u64,
+    ) -> Vec<Vec<VolumeStart>> {
         let runs: Vec<_> = volumes.iter().map(|volume| (volume.run, Reservations::default())).collect();
         for (volume, found) in (0..).zip(volumes) {
             for (key, why) in found.refused {
@@ -101,17 +111,43 @@ impl LogBook {
             }
         }
         self.up = true;
-        let start = |(run, reservations): &(Run, Reservations)| VolumeStart {
+        let mut start = |(run, reservations): &(Run, Reservations)| VolumeStart {
             run: *run,
             boot: self.boot,
-            entropy: rand::random(),
+            entropy: entropy(),
             reservations: reservations.clone(),
         };
-        (0..cores).map(|_| runs.iter().map(start).collect()).collect()
+        (0..cores).map(|_| runs.iter().map(&mut start).collect()).collect()
+    }
+
+    /// Every durable shard that is led here gets its log on the core that leads it. To be called before the routes are
+    /// sent.
+    pub fn follow(&mut self, routes: &Routes, orders: &mut impl CarriesOrders) {
+        for route in routes.iter().filter(|route| route.is_durable()) {
+            for (index, owner) in (0..).zip(&route.owners) {
+                let key = route.log_key(ShardIndex(index));
+                self.delete_earlier(key, orders);
+                if let Owner::Here { core, .. } = owner {
+                    self.place(key, *core, orders);
+                }
+            }
+        }
+    }
+
+    /// The control plane said that this life of a durable stream of `shards` shards is over.
+    pub fn stream_ended(
+        &mut self,
+        (name, incarnation): (&StreamName, Incarnation),
+        shards: u32,
+        orders: &mut impl CarriesOrders,
+    ) {
+        for shard in (0..shards).map(ShardIndex) {
+            self.delete(log_key(name, incarnation, shard), orders);
+        }
     }
 
     /// The shard of a log is led by a core.
-    pub fn place(&mut self, key: ShardKey, core: CoreId, links: &mut Links) {
+    fn place(&mut self, key: ShardKey, core: CoreId, orders: &mut impl CarriesOrders) {
         if !self.serves(key) {
             return;
         }
@@ -121,7 +157,7 @@ impl LogBook {
             Some(Place::Held { volume, source }) => (volume, Some(open(volume, source))),
             Some(Place::At { volume, core: at }) if at == core => (volume, None),
             Some(Place::At { core: at, .. }) => {
-                links.log(at, LogOrder::Release { key });
+                orders.order(at, LogOrder::Release { key });
                 self.places.insert(key, Place::Leaving { to: core });
                 return;
             }
@@ -136,20 +172,26 @@ impl LogBook {
         };
         self.places.insert(key, Place::At { volume, core });
         if let Some(order) = order {
-            links.log(core, order);
+            orders.order(core, order);
         }
     }
 
     /// A core gave a log away.
-    pub fn released(&mut self, key: ShardKey, volume: u16, source: LogSource, links: &mut Links) {
+    pub fn released(
+        &mut self,
+        key: ShardKey,
+        volume: u16,
+        source: LogSource,
+        orders: &mut impl CarriesOrders,
+    ) {
         match self.places.remove(&key) {
             Some(Place::Leaving { to: core }) => {
                 self.places.insert(key, Place::At { volume, core });
-                links.log(core, LogOrder::Open { key, volume, source });
+                orders.order(core, LogOrder::Open { key, volume, source });
             }
             Some(Place::Deleting) => {
                 self.places.insert(key, Place::Deleting);
-                links.log(CoreId(0), LogOrder::Delete { key, volume, source });
+                orders.order(CoreId(0), LogOrder::Delete { key, volume, source });
             }
             _ => {
                 self.places.insert(key, Place::Held { volume, source });
@@ -158,7 +200,7 @@ impl LogBook {
     }
 
     /// The stream of a log was deleted.
-    pub fn delete(&mut self, key: ShardKey, links: &mut Links) {
+    fn delete(&mut self, key: ShardKey, orders: &mut impl CarriesOrders) {
         let (core, volume, source) = match self.places.remove(&key) {
             Some(Place::Held { volume, source }) => (CoreId(0), volume, source),
             Some(Place::At { volume, core }) => (core, volume, LogSource::New),
@@ -169,7 +211,7 @@ impl LogBook {
             None => return,
         };
         self.places.insert(key, Place::Deleting);
-        links.log(core, LogOrder::Delete { key, volume, source });
+        orders.order(core, LogOrder::Delete { key, volume, source });
     }
 
     /// The files of a log are gone.
@@ -200,8 +242,8 @@ impl LogBook {
     }
 
     /// The catalog names this life of a stream's shard: logs of earlier lives that nobody has opened can go.
-    pub fn delete_earlier(&mut self, key: ShardKey, links: &mut Links) {
-        let first = ShardKey { incarnation: felix_wire::id::Incarnation(0), ..key };
+    fn delete_earlier(&mut self, key: ShardKey, orders: &mut impl CarriesOrders) {
+        let first = ShardKey { incarnation: Incarnation(0), ..key };
         let earlier: Vec<ShardKey> = self
             .places
             .range(first..key)
@@ -209,7 +251,7 @@ impl LogBook {
             .map(|(key, _)| *key)
             .collect();
         for key in earlier {
-            self.delete(key, links);
+            self.delete(key, orders);
         }
     }
 

@@ -258,8 +258,9 @@ impl Shard {
     }
 
     /// A page of the log that was read for the sake of its producers. Afterwards `flush` must run.
-    pub fn numbers_page(&mut self, batches: &[Batch], from: Offset, cx: &mut ShardCx<'_>) {
-        let next = batches.last().map_or(from, |batch| batch.head().end());
+    pub fn numbers_page(&mut self, batches: &[Batch], cx: &mut ShardCx<'_>) {
+        // No batch at all: there is none up to the end, where offsets without records may follow.
+        let next = batches.last().map_or(Offset(u64::MAX), |batch| batch.head().end());
         match self.numbers.take_page(batches, next) {
             Some((from, until)) => self.read_numbers(from, until, cx),
             None => self.log_has_room(),

@@ -1,22 +1,27 @@
 //! One simulated broker: its cores, the mail between them, and what the admin thread would do. Scope: one per simulation.
-//! Owns: the cores, mail under way, routes and key sets. Invariants: mail of one pair of cores keeps its order; a full
-//! mailbox is an answer; a core that is told something runs at that moment unless it is paused.
-//! Not here: clients, the network, when faults happen (`world`).
+//! Owns: the cores, mail under way, routes and key sets, and the disks that outlive its processes. Invariants: mail of one
+//! pair of cores keeps its order; a full mailbox is an answer; a core that is told something runs at that moment unless it
+//! is paused.
+//! Not here: clients, the network, when faults happen (`world`), recovery (`storage`).
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use felix_logstore::retention::Retention;
 use felix_runtime::clock::Tick;
 use felix_runtime::counters::counters;
+use felix_runtime::file::{BufPool, Disk, Full, Op, Token};
 use felix_runtime::quic::{KEY_BYTES, Quic, QuicSettings, Transmits};
-use felix_runtime::sim::{Delivery, SimNet, SimRng};
-use felix_wire::id::{CoreId, Generation, Incarnation};
+use felix_runtime::sim::{Delivery, OpKind, SimNet, SimRng};
+use felix_wire::id::{CoreId, Generation, Incarnation, ShardIndex};
 use felix_wire::routing::KeyMapping;
 
 use super::credentials::{Credentials, NAMESPACE, TENANT};
 use super::plan::Plan;
+use super::storage::{Phase, Storage};
+use super::storage_plan::End;
 use super::trace::Trace;
 use crate::snapshot::{CoreLimits, FromCore, Owner, Routes, StreamName, StreamRoute, StreamUid, ToCore};
 use crate::turn::core::{Core, CoreParts, Datagram, Mail};
@@ -28,6 +33,12 @@ pub const BOOT: u64 = 0xfe11_0b00_7000_0000;
 pub const UNIX_S: u64 = 1_800_000_000;
 /// A core with mail that found no room tries again after this.
 const MAIL_RETRY: Duration = Duration::from_micros(200);
+/// Turns that a core may want at once in a row; more are a loop that only time ends.
+const SPINS_MAX: u32 = 5_000;
+/// A process that could not start is started again after this.
+const START_AGAIN: Duration = Duration::from_millis(200);
+/// How long logs may take to close, as in `turn::run`.
+const CLOSE_MAX: Duration = Duration::from_secs(10);
 /// Turns at one moment before a core counts as spinning.
 const TURNS_MAX: u32 = 20_000;
 
@@ -41,12 +52,81 @@ struct Node {
     drained: bool,
     /// Version of the routes it has.
     heard: u64,
+    disks: CoreDisks,
+    /// Turns in a row after which it wanted another one at once, with nothing new.
+    spins: u32,
+    /// It was told to end and closes its logs, since then.
+    ending: Option<Tick>,
+}
+
+/// What a core has of its disks.
+struct CoreDisks {
+    pool: BufPool,
+    /// An operation that the disks had no room for.
+    held: Option<(Token, Op)>,
+}
+
+/// What every core of every process is made of.
+struct Maker {
+    cores: u16,
+    send_window: u64,
+    limits: Arc<CoreLimits>,
+    zero: Instant,
+}
+
+impl Maker {
+    fn node(&self, id: u16, boot: u64, rng: &mut SimRng) -> Node {
+        let Maker { cores, limits, send_window, zero } = self;
+        let settings = QuicSettings {
+            core: id,
+            cores: *cores,
+            stream_window: u64::from(limits.stream_window),
+            conn_window_before_auth: u64::from(limits.conn_window_before_auth),
+            send_window: *send_window,
+            idle_timeout: Duration::from_secs(10),
+            unix_micros_at_zero: UNIX_S * 1_000_000,
+            seed: Some(rng.seed_bytes()),
+            ..QuicSettings::new([1; KEY_BYTES], [2; KEY_BYTES])
+        };
+        let tls = Arc::clone(&Credentials::get().server);
+        let quic = Quic::new(settings, Some(tls), *zero).expect("settings of the plan");
+        let (writer, _) = counters(Counter::ALL.len());
+        let parts = CoreParts {
+            id: CoreId(id),
+            cores: *cores,
+            boot,
+            limits: Arc::clone(limits),
+            counters: CoreCounters::new(writer),
+            quic,
+        };
+        Node {
+            core: Core::new(parts),
+            admin: VecDeque::new(),
+            datagrams: VecDeque::new(),
+            wake: Some(Tick::ZERO),
+            paused_until: Tick::ZERO,
+            drained: false,
+            heard: 0,
+            disks: CoreDisks { pool: Storage::pool(), held: None },
+            spins: 0,
+            ending: None,
+        }
+    }
 }
 
 /// See the module.
 pub struct Broker {
     pub addr: SocketAddr,
+    cores: u16,
+    maker: Maker,
+    /// None while the process is down.
     nodes: Vec<Node>,
+    /// Of a durable plan.
+    storage: Option<Storage>,
+    /// What processes that are gone have counted.
+    past: Vec<u64>,
+    /// Processes before this one.
+    lives: u64,
     /// Mail from core to core, in order: `mail[from * cores + to]`.
     mail: Vec<VecDeque<(Tick, Mail)>>,
     mail_delay: Duration,
@@ -56,6 +136,12 @@ pub struct Broker {
     rng: SimRng,
     batch: Transmits,
     streams: Vec<Option<Vec<(u16, u64)>>>,
+    /// Width of each stream, whether it is there or not.
+    shards: Vec<u32>,
+    /// Of each stream, counted from 1.
+    incarnations: Vec<u64>,
+    /// Lives of streams that have ended and whose logs nobody was told to delete yet.
+    over: Vec<(usize, u64)>,
     version: u64,
     routes_version: u64,
 }
@@ -66,13 +152,23 @@ impl Broker {
         let addr = SocketAddr::from(([10, 0, 0, 1], 5_000));
         let limits = Arc::new(plan.limits.clone());
         let mut rng = rng.fork();
-        let nodes = (0..plan.cores).map(|id| node(plan, &limits, id, zero, &mut rng)).collect();
+        let maker = Maker { cores: plan.cores, send_window: plan.send_window, limits, zero };
+        let storage = plan.storage.as_ref().map(|storage| Storage::new(storage, plan.cores));
+        let nodes = match storage {
+            None => (0..plan.cores).map(|id| maker.node(id, BOOT, &mut rng)).collect(),
+            Some(_) => Vec::new(),
+        };
         let cores = u64::from(plan.cores);
         let place = |rng: &mut SimRng| (rng.below(cores) as u16, 1);
         let streams = plan.shards.iter().map(|n| Some((0..*n).map(|_| place(&mut rng)).collect())).collect();
         let mut broker = Broker {
             addr,
+            cores: plan.cores,
+            maker,
             nodes,
+            storage,
+            past: vec![0; Counter::ALL.len()],
+            lives: 0,
             mail: std::iter::repeat_with(VecDeque::new).take(usize::from(plan.cores).pow(2)).collect(),
             mail_delay: plan.mail_delay,
             mail_slots: plan.mail_slots,
@@ -81,9 +177,16 @@ impl Broker {
             rng,
             batch: Transmits::new(16),
             streams,
+            shards: plan.shards.clone(),
+            incarnations: vec![1; plan.shards.len()],
+            over: Vec::new(),
             version: 0,
             routes_version: 0,
         };
+        if broker.storage.is_some() {
+            // The first process starts in its first step.
+            return broker;
+        }
         broker.tell_routes(Tick::ZERO);
         let filled = plan.keys_delay.is_zero();
         broker.tell_all(Tick::ZERO, |_| ToCore::Keys(Credentials::get().keys(1, filled)));
@@ -92,7 +195,30 @@ impl Broker {
 
     /// How many cores.
     pub fn cores(&self) -> u16 {
-        self.nodes.len() as u16
+        self.cores
+    }
+
+    /// The disks of a durable plan.
+    pub fn storage_mut(&mut self) -> Option<&mut Storage> {
+        self.storage.as_mut()
+    }
+
+    /// Which life of its name a stream is in, or was in last.
+    pub fn incarnation(&self, stream: usize) -> u64 {
+        self.incarnations[stream]
+    }
+
+    /// Whether a log has failed, or could not be read at the start: only another process takes writes to it again.
+    pub fn has_stopped_log(&self) -> bool {
+        if self.storage.as_ref().is_some_and(|storage| storage.is_up() && storage.book.refused() > 0) {
+            return true;
+        }
+        self.nodes.iter().any(|node| node.core.has_stopped_log())
+    }
+
+    /// Whether the process serves as far as it can.
+    pub fn is_up(&self) -> bool {
+        self.storage.as_ref().is_none_or(Storage::is_up)
     }
 
     /// The core of a shard and its generation, while its stream is there.
@@ -111,19 +237,115 @@ impl Broker {
 
     /// Takes a stream away.
     pub fn delete(&mut self, now: Tick, stream: usize) {
-        self.streams[stream] = None;
+        if self.streams[stream].take().is_some() {
+            self.over.push((stream, self.incarnations[stream]));
+        }
         self.tell_routes(now);
+    }
+
+    /// Gives a stream that was deleted back its name, as another life. True when it was.
+    pub fn create(&mut self, now: Tick, stream: usize) -> bool {
+        if self.streams[stream].is_some() {
+            return false;
+        }
+        self.incarnations[stream] += 1;
+        let cores = u64::from(self.cores);
+        let rng = &mut self.rng;
+        self.streams[stream] = Some((0..self.shards[stream]).map(|_| (rng.below(cores) as u16, 1)).collect());
+        self.tell_routes(now);
+        true
+    }
+
+    /// Ends the process; another one starts `down` later. False when it is not up, or on its way down.
+    pub fn end(&mut self, now: Tick, how: End, down: Duration) -> bool {
+        let Some(storage) = &mut self.storage else { return false };
+        match (storage.phase(), how) {
+            (Phase::Down { .. }, _) | (Phase::Recovering(_) | Phase::Stopping { .. }, End::Stop) => false,
+            (Phase::Up, End::Stop) => {
+                storage.stopping(down);
+                self.tell_all(now, |_| ToCore::Stop);
+                true
+            }
+            (_, how) => {
+                self.gone(how, now + down);
+                true
+            }
+        }
+    }
+
+    /// The process is gone.
+    fn gone(&mut self, how: End, until: Tick) {
+        for (counter, past) in Counter::ALL.iter().zip(&mut self.past) {
+            *past += self.nodes.iter().map(|node| node.core.count(*counter)).sum::<u64>();
+        }
+        self.nodes.clear();
+        self.mail.iter_mut().for_each(VecDeque::clear);
+        self.over.clear();
+        if let Some(storage) = &mut self.storage {
+            storage.ended(how, until);
+        }
+    }
+
+    /// Starts a process, lets recovery go on, or sees that the cores have closed their logs.
+    fn run_process(&mut self, now: Tick, trace: &mut Trace) -> Result<(), String> {
+        let Some(storage) = &mut self.storage else { return Ok(()) };
+        storage.disks.advance(now);
+        match storage.phase() {
+            Phase::Down { until } if *until <= now => {
+                storage.start();
+                trace.note(now, "process starts", [self.lives, 0, 0]);
+                let boot = BOOT + (self.lives << 8);
+                let rng = &mut self.rng;
+                self.nodes = (0..self.cores).map(|id| self.maker.node(id, boot, rng)).collect();
+                self.nodes.iter_mut().for_each(|node| node.wake = Some(now));
+                self.lives += 1;
+                self.version += 1;
+                let (version, filled) = (self.version, self.keys_delay.is_zero());
+                self.tell_all(now, |_| ToCore::Keys(Credentials::get().keys(version, filled)));
+            }
+            Phase::Stopping { down } if self.nodes.iter().all(|node| node.is_closed(now)) => {
+                let until = now + *down;
+                if let Some(node) = self.nodes.iter().position(|node| !node.core.is_store_closed()) {
+                    trace.note(now, "logs not closed in time", [node as u64, 0, 0]);
+                }
+                trace.note(now, "process ended", [0; 3]);
+                self.gone(End::Stop, until);
+            }
+            _ => {}
+        }
+        let Some(storage) = &mut self.storage else { return Ok(()) };
+        let recovered = match storage.poll_recovered() {
+            Err(why) if storage.fails() => {
+                trace.note(now, "process gives up", [why.len() as u64, 0, 0]);
+                self.gone(End::Kill, now + START_AGAIN);
+                None
+            }
+            other => other?,
+        };
+        if let Some(mut starts) = recovered {
+            trace.note(now, "recovered", [self.lives, 0, 0]);
+            self.tell_all(now, |id| ToCore::Volumes(std::mem::take(&mut starts[id])));
+            self.tell_routes(now);
+        }
+        Ok(())
+    }
+
+    /// Whether the first core is still looking at the volumes: then it serves nobody.
+    fn is_recovering(&self) -> bool {
+        self.storage.as_ref().is_some_and(|storage| matches!(storage.phase(), Phase::Recovering(_)))
     }
 
     /// The core hears and does nothing until then.
     pub fn pause(&mut self, core: u16, until: Tick) {
-        let node = &mut self.nodes[usize::from(core)];
-        node.paused_until = node.paused_until.max(until);
+        if let Some(node) = self.nodes.get_mut(usize::from(core)) {
+            node.paused_until = node.paused_until.max(until);
+        }
     }
 
     /// Whether every core has the newest routes. Until then two cores may both serve a shard that has moved.
     pub fn agrees(&self) -> bool {
-        self.nodes.iter().all(|n| n.heard == self.routes_version)
+        let heard = self.nodes.iter().all(|n| n.heard == self.routes_version);
+        heard && !self.nodes.is_empty() && self.is_up()
     }
 
     /// Begins an orderly end.
@@ -138,7 +360,8 @@ impl Broker {
 
     /// A counter or gauge over all cores.
     pub fn count(&self, counter: Counter) -> u64 {
-        self.nodes.iter().map(|n| n.core.count(counter)).sum()
+        let past = Counter::ALL.iter().position(|known| *known == counter).map_or(0, |at| self.past[at]);
+        past + self.nodes.iter().map(|n| n.core.count(counter)).sum::<u64>()
     }
 
     /// What is held beyond what an idle broker holds, by name; empty when nothing is. `connections`: whether those and
@@ -166,7 +389,12 @@ impl Broker {
         if self.rng.chance(self.stray_ppm) {
             core = self.rng.below(u64::from(cores)) as u16;
         }
-        self.nodes[usize::from(core)].datagrams.push_back(delivery);
+        let deaf = core == 0 && self.is_recovering();
+        if let Some(node) =
+            self.nodes.get_mut(usize::from(core)).filter(|node| !deaf && node.ending.is_none())
+        {
+            node.datagrams.push_back(delivery);
+        }
     }
 
     /// The next moment at which something happens in it.
@@ -176,12 +404,21 @@ impl Broker {
             (0..cores).filter_map(move |from| self.mail[from * cores + to].front().map(|(at, _)| *at)).min()
         };
         let due = |(id, node): (usize, &Node)| {
-            let datagram = node.datagrams.front().map(|_| Tick::ZERO);
-            let admin = node.admin.front().map(|(at, _)| *at);
-            let first = [datagram, admin, mail(id), node.wake].into_iter().flatten().min()?;
+            // One that closes its logs hears nobody any more.
+            let hears = node.ending.is_none();
+            let datagram = node.datagrams.front().map(|_| Tick::ZERO).filter(|_| hears);
+            let admin = node.admin.front().map(|(at, _)| *at).filter(|_| hears);
+            let answer = self.storage.as_ref().filter(|storage| storage.disks.has_answer(id));
+            let answer = answer.map(|_| Tick::ZERO);
+            let mail = mail(id).filter(|_| hears);
+            let first = [datagram, admin, mail, node.wake, answer].into_iter().flatten().min()?;
             Some(first.max(node.paused_until))
         };
-        self.nodes.iter().enumerate().filter_map(due).min()
+        let nodes = self.nodes.iter().enumerate().filter(|(id, _)| *id > 0 || !self.is_recovering());
+        let ended = !self.nodes.is_empty()
+            && self.nodes.iter().all(|node| node.ending.is_some() && node.core.is_store_closed());
+        let ended = ended.then_some(Tick::ZERO);
+        nodes.filter_map(due).chain(ended).chain(self.storage.as_ref().and_then(Storage::next)).min()
     }
 
     /// Runs every core that has something to do.
@@ -189,8 +426,12 @@ impl Broker {
     /// # Errors
     /// A core that never comes to rest.
     pub fn run(&mut self, now: Tick, net: &mut SimNet, trace: &mut Trace) -> Result<(), String> {
+        self.run_process(now, trace)?;
         for id in 0..self.nodes.len() {
-            if self.nodes[id].paused_until <= now && self.input(now, id, trace) {
+            if id == 0 && self.is_recovering() {
+                continue;
+            }
+            if self.nodes[id].paused_until <= now && self.input(now, id, trace)? {
                 self.turns(now, id, net, trace)?;
             }
         }
@@ -198,18 +439,35 @@ impl Broker {
     }
 
     /// Hands a core what has arrived. True when it must run.
-    fn input(&mut self, now: Tick, id: usize, trace: &mut Trace) -> bool {
+    fn input(&mut self, now: Tick, id: usize, trace: &mut Trace) -> Result<bool, String> {
         let cores = self.nodes.len();
+        let answered = self.answers(now, id, trace);
         let node = &mut self.nodes[id];
-        let mut any = node.wake.is_some_and(|at| at <= now);
+        let mut any = answered || node.wake.is_some_and(|at| at <= now);
+        if node.ending.is_some() {
+            return Ok(any);
+        }
         while node.admin.front().is_some_and(|(at, _)| *at <= now) {
             let Some((_, message)) = node.admin.pop_front() else { break };
             if let ToCore::Routes(routes) = &message {
                 node.heard = routes.version;
             }
-            node.core.handle_admin(now, message);
+            match (message, &self.storage) {
+                (ToCore::Volumes(volumes), Some(storage)) => {
+                    node.core.open_store(storage.settings(), &volumes, &node.disks.pool, now)?;
+                }
+                (message, _) => {
+                    if !node.core.handle_admin(now, message) {
+                        node.core.close_store();
+                        node.ending = Some(now);
+                    }
+                }
+            }
             trace.note(now, "admin", [id as u64, 0, 0]);
             any = true;
+        }
+        if node.ending.is_some() {
+            return Ok(any);
         }
         while let Some(Delivery { from, to, bytes, .. }) = node.datagrams.pop_front() {
             trace.note(now, "net to core", [id as u64, u64::from(from.port()), bytes.len() as u64]);
@@ -228,7 +486,34 @@ impl Broker {
                 any = true;
             }
         }
+        Ok(any)
+    }
+
+    /// Hands a core what its disks have answered. True when there was something.
+    fn answers(&mut self, now: Tick, id: usize, trace: &mut Trace) -> bool {
+        let Some(storage) = &mut self.storage else { return false };
+        let mut seat = storage.disks.seat(id);
+        let mut any = false;
+        while let Some(done) = seat.poll_done() {
+            trace.note(now, "disk answers", [id as u64, done.token.0, u64::from(done.result.is_ok())]);
+            self.nodes[id].core.complete_disk(now, done);
+            any = true;
+        }
         any
+    }
+
+    /// Starts what a core asks of its disks, as far as there is room.
+    fn ask(&mut self, now: Tick, id: usize, trace: &mut Trace) {
+        let Some(storage) = &mut self.storage else { return };
+        let mut seat = storage.disks.seat(id);
+        let node = &mut self.nodes[id];
+        while let Some((token, op)) = node.disks.held.take().or_else(|| node.core.poll_disk()) {
+            trace.note(now, "disk is asked", [id as u64, token.0, OpKind::of(&op) as u64]);
+            if let Err(Full { token, op }) = seat.submit(token, op) {
+                node.disks.held = Some((token, op));
+                return;
+            }
+        }
     }
 
     fn turns(&mut self, now: Tick, id: usize, net: &mut SimNet, trace: &mut Trace) -> Result<(), String> {
@@ -241,13 +526,25 @@ impl Broker {
                 return Err(format!("core {id} does not come to rest"));
             }
             more = self.nodes[id].core.turn(now, unix_s * 1_000);
+            self.ask(now, id, trace);
+            if self.nodes[id].ending.is_some_and(|since| since < now) {
+                continue;
+            }
             self.transmit(now, id, net, trace);
             self.post(now, id);
-            self.answer_admin(now, id);
+            self.answer_admin(now, id)?;
         }
         let node = &mut self.nodes[id];
+        let due = node.core.next_timeout().is_some_and(|at| at <= now);
+        node.spins = if due { node.spins + 1 } else { 0 };
+        if node.spins > SPINS_MAX {
+            return Err(format!("core {id} is due again and again and does nothing"));
+        }
         node.wake = node.core.next_timeout().map(|at| at.max(now + Duration::from_nanos(1)));
-        if node.core.has_mail() {
+        if let Some(last) = node.ending.map(|since| since + CLOSE_MAX).filter(|at| *at > now) {
+            node.wake = Some(node.wake.map_or(last, |at| at.min(last)));
+        }
+        if node.core.has_mail() || node.disks.held.is_some() {
             let retry = now + MAIL_RETRY;
             node.wake = Some(node.wake.map_or(retry, |at| at.min(retry)));
         }
@@ -291,7 +588,7 @@ impl Broker {
         }
     }
 
-    fn answer_admin(&mut self, now: Tick, id: usize) {
+    fn answer_admin(&mut self, now: Tick, id: usize) -> Result<(), String> {
         while let Some(message) = self.nodes[id].core.poll_admin() {
             match message {
                 FromCore::NeedKeys { .. } => {
@@ -302,13 +599,30 @@ impl Broker {
                 }
                 FromCore::Drained { .. } => self.nodes[id].drained = true,
                 FromCore::Ready { .. } | FromCore::Tenants(_) => {}
-                // The plan has no disks yet.
-                FromCore::Recovered(_)
-                | FromCore::StoreFailed { .. }
-                | FromCore::LogReleased { .. }
-                | FromCore::Space { .. }
-                | FromCore::LogDeleted { .. } => {}
+                FromCore::StoreFailed { why, .. } | FromCore::Recovered(Err(why)) => return Err(why),
+                // Recovery is driven by `storage`; whether there is space is only told.
+                FromCore::Recovered(Ok(_)) | FromCore::Space { .. } => {}
+                FromCore::LogReleased { key, volume, source } => {
+                    if let Some(storage) = &mut self.storage {
+                        storage.book.released(key, volume, source, &mut storage.orders);
+                    }
+                    self.tell_orders(now);
+                }
+                FromCore::LogDeleted { key } => {
+                    if let Some(storage) = &mut self.storage {
+                        storage.book.deleted(key);
+                    }
+                }
             }
+        }
+        Ok(())
+    }
+
+    /// Sends the orders about logs on their way.
+    fn tell_orders(&mut self, now: Tick) {
+        let Some(storage) = &mut self.storage else { return };
+        for (core, order) in std::mem::take(&mut storage.orders.0) {
+            self.tell(now, usize::from(core.0), ToCore::Log(order));
         }
     }
 
@@ -316,20 +630,53 @@ impl Broker {
         self.version += 1;
         self.routes_version = self.version;
         let known = self.streams.iter().enumerate().filter_map(|(i, owners)| Some((i, owners.as_ref()?)));
-        let routes = known.map(|(i, owners)| Arc::new(route(i, owners)));
+        let log = self.storage.as_ref().map(|storage| storage.plan.retention);
+        let routes = known.map(|(i, owners)| {
+            let mut route = route((i, self.incarnations[i]), owners, log);
+            let keys: Vec<_> = (0..route.shards()).map(|shard| route.log_key(ShardIndex(shard))).collect();
+            for (key, owner) in keys.into_iter().zip(&mut route.owners) {
+                if self.storage.as_ref().is_some_and(|storage| !storage.book.serves(key)) {
+                    *owner = Owner::Nobody { reason: "not_ready" };
+                }
+            }
+            Arc::new(route)
+        });
         let routes = Arc::new(Routes::new(self.version, routes, [Arc::from(TENANT)]));
+        if let Some(storage) = &mut self.storage {
+            if !storage.is_up() {
+                return;
+            }
+            storage.book.follow(&routes, &mut storage.orders);
+            for (stream, incarnation) in std::mem::take(&mut self.over) {
+                let life = (&name_of(stream), Incarnation(incarnation));
+                storage.book.stream_ended(life, self.shards[stream], &mut storage.orders);
+            }
+            self.tell_orders(now);
+        }
         self.tell_all(now, |_| ToCore::Routes(Arc::clone(&routes)));
     }
 
     /// Each core hears at its own time, in order.
-    fn tell_all(&mut self, now: Tick, message: impl Fn(usize) -> ToCore) {
-        for (id, node) in self.nodes.iter_mut().enumerate() {
-            // A broker says that it is ready once its cores have heard.
-            let late = if now == Tick::ZERO { Duration::ZERO } else { self.rng.duration(self.mail_delay) };
-            let at = now + late;
-            let at = node.admin.back().map_or(at, |(last, _)| at.max(*last));
-            node.admin.push_back((at, message(id)));
+    fn tell_all(&mut self, now: Tick, mut message: impl FnMut(usize) -> ToCore) {
+        for id in 0..self.nodes.len() {
+            self.tell(now, id, message(id));
         }
+    }
+
+    fn tell(&mut self, now: Tick, id: usize, message: ToCore) {
+        let Some(node) = self.nodes.get_mut(id) else { return };
+        // A broker says that it is ready once its cores have heard.
+        let late = if now == Tick::ZERO { Duration::ZERO } else { self.rng.duration(self.mail_delay) };
+        let at = now + late;
+        let at = node.admin.back().map_or(at, |(last, _)| at.max(*last));
+        node.admin.push_back((at, message));
+    }
+}
+
+impl Node {
+    /// Whether it has ended: its logs are closed, or had their time.
+    fn is_closed(&self, now: Tick) -> bool {
+        self.ending.is_some_and(|since| self.core.is_store_closed() || now >= since + CLOSE_MAX)
     }
 }
 
@@ -343,55 +690,21 @@ pub fn stream_name(stream: usize) -> String {
     format!("s{stream}")
 }
 
-fn node(plan: &Plan, limits: &Arc<CoreLimits>, id: u16, zero: Instant, rng: &mut SimRng) -> Node {
-    let settings = QuicSettings {
-        core: id,
-        cores: plan.cores,
-        stream_window: u64::from(limits.stream_window),
-        conn_window_before_auth: u64::from(limits.conn_window_before_auth),
-        send_window: plan.send_window,
-        idle_timeout: Duration::from_secs(10),
-        unix_micros_at_zero: UNIX_S * 1_000_000,
-        seed: Some(rng.seed_bytes()),
-        ..QuicSettings::new([1; KEY_BYTES], [2; KEY_BYTES])
-    };
-    let tls = Arc::clone(&Credentials::get().server);
-    let quic = Quic::new(settings, Some(tls), zero).expect("settings of the plan");
-    let (writer, _) = counters(Counter::ALL.len());
-    let parts = CoreParts {
-        id: CoreId(id),
-        cores: plan.cores,
-        boot: BOOT,
-        limits: Arc::clone(limits),
-        counters: CoreCounters::new(writer),
-        quic,
-    };
-    Node {
-        core: Core::new(parts),
-        admin: VecDeque::new(),
-        datagrams: VecDeque::new(),
-        wake: Some(Tick::ZERO),
-        paused_until: Tick::ZERO,
-        drained: false,
-        heard: 0,
-    }
+fn name_of(stream: usize) -> StreamName {
+    StreamName { tenant: TENANT.into(), namespace: NAMESPACE.into(), stream: stream_name(stream).into() }
 }
 
-fn route(stream: usize, owners: &[(u16, u64)]) -> StreamRoute {
+fn route((stream, incarnation): (usize, u64), owners: &[(u16, u64)], log: Option<Retention>) -> StreamRoute {
     let here = |(core, generation): &(u16, u64)| Owner::Here {
         core: CoreId(*core),
         generation: Generation(*generation),
     };
     StreamRoute {
-        uid: StreamUid(stream as u64 + 1),
-        name: StreamName {
-            tenant: TENANT.into(),
-            namespace: NAMESPACE.into(),
-            stream: stream_name(stream).into(),
-        },
-        incarnation: Incarnation(1),
+        uid: StreamUid(stream as u64 + 1 + ((incarnation - 1) << 16)),
+        name: name_of(stream),
+        incarnation: Incarnation(incarnation),
         mapping: KeyMapping::JumpHash,
-        log: None,
+        log,
         owners: owners.iter().map(here).collect(),
     }
 }

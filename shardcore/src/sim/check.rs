@@ -30,10 +30,39 @@ pub enum Fate {
     Refused,
 }
 
+/// A record as its publisher knows it.
 #[derive(Clone, Copy, Debug)]
-struct Sent {
-    at: Tick,
-    fate: Fate,
+pub struct Sent {
+    pub at: Tick,
+    pub fate: Fate,
+    /// When it was answered last.
+    pub answered: Option<Tick>,
+    /// Where its publisher was told that it is.
+    pub offset: Option<u64>,
+}
+
+/// Where a subscription was given a record.
+#[derive(Clone, Copy, Debug)]
+pub struct Position {
+    /// Of the shard's offsets.
+    pub life: u64,
+    pub offset: u64,
+    /// Offsets right before it that were told to hold nothing.
+    pub skipped: u64,
+}
+
+/// A record where somebody saw it first.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    pub record: RecordId,
+    pub at: Tick,
+}
+
+/// Everything a subscription from the beginning was given.
+#[derive(Clone, Debug, Default)]
+pub struct Kept {
+    pub start: u64,
+    pub records: BTreeMap<u64, RecordId>,
 }
 
 /// What one subscription was given, over all its resumptions.
@@ -52,6 +81,8 @@ pub struct Reader {
     /// The first of them: life, the offset that was due, the one that came.
     pub gap_at: Option<(u64, u64, u64)>,
     pub records: u64,
+    /// For one that looks at the whole log.
+    pub kept: Option<Kept>,
 }
 
 /// See the module.
@@ -61,7 +92,10 @@ pub struct Model {
     lanes: u32,
     readers: Vec<Reader>,
     /// By shard and generation: what lies at each offset.
-    log: BTreeMap<(ShardKey, u64), BTreeMap<u64, RecordId>>,
+    log: BTreeMap<(ShardKey, u64), BTreeMap<u64, Seen>>,
+    /// Of durable streams: what was given to anybody, and when first.
+    given: BTreeMap<(ShardKey, RecordId), Tick>,
+    durable: bool,
     /// First offset told to a publisher, and the record there.
     told: Vec<(ShardKey, u64, RecordId)>,
     pub acked: u64,
@@ -70,9 +104,23 @@ pub struct Model {
     pub went_on: u64,
     /// Those that were told that this is not held any more.
     pub too_old: u64,
+    /// Offsets that subscriptions were told to hold no record.
+    pub skipped: u64,
+}
+
+impl Reader {
+    /// The next offset, for one that is told offsets.
+    pub fn next(&self) -> Option<u64> {
+        self.position.map(|(_, next)| next)
+    }
 }
 
 impl Model {
+    /// A model in which nothing was sent.
+    pub fn new(durable: bool) -> Model {
+        Model { durable, ..Model::default() }
+    }
+
     /// A new publishing stream.
     pub fn lane(&mut self) -> u32 {
         self.lanes += 1;
@@ -80,12 +128,17 @@ impl Model {
     }
 
     /// A new subscription.
-    pub fn reader(&mut self, shard: ShardKey) -> usize {
+    pub fn new_reader(&mut self, shard: ShardKey) -> usize {
         self.readers.push(Reader { shard, ..Reader::default() });
         self.readers.len() - 1
     }
 
     /// The subscription with that number.
+    pub fn reader(&self, id: usize) -> &Reader {
+        &self.readers[id]
+    }
+
+    /// The same, to be changed.
     pub fn reader_mut(&mut self, id: usize) -> &mut Reader {
         &mut self.readers[id]
     }
@@ -93,24 +146,64 @@ impl Model {
     /// A record is about to be sent; its number.
     pub fn send(&mut self, now: Tick, shard: ShardKey, lane: u32, acked: bool) -> u64 {
         let all = self.sent.entry((shard, lane)).or_default();
-        all.push(Sent { at: now, fate: if acked { Fate::Unknown } else { Fate::Unacked } });
+        let fate = if acked { Fate::Unknown } else { Fate::Unacked };
+        all.push(Sent { at: now, fate, answered: None, offset: None });
         all.len() as u64 - 1
     }
 
-    /// An answer for `count` records from `first` on.
-    pub fn settle(&mut self, shard: ShardKey, first: RecordId, count: u64, fate: Fate, offset: Option<u64>) {
+    /// An answer for `count` records from `first` on, which lie from `offset` on.
+    pub fn settle(
+        &mut self,
+        now: Tick,
+        (shard, first, count): (ShardKey, RecordId, u64),
+        fate: Fate,
+        offset: Option<u64>,
+    ) {
         match fate {
             Fate::Acked => self.acked += count,
             Fate::Refused => self.refused += count,
             Fate::Unknown | Fate::Unacked => {}
         }
         let Some(all) = self.sent.get_mut(&(shard, first.lane)) else { return };
-        for sent in all.iter_mut().skip(first.seq as usize).take(count as usize) {
+        for (at, sent) in (0..).zip(all.iter_mut().skip(first.seq as usize).take(count as usize)) {
             sent.fate = fate;
+            sent.answered = Some(now);
+            sent.offset = offset.map(|offset| offset + at);
         }
         if let Some(offset) = offset {
             self.told.push((shard, offset, first));
         }
+    }
+
+    /// `count` records from `first` on are sent again: nobody knows what becomes of them.
+    pub fn resend(&mut self, shard: ShardKey, first: RecordId, count: u64) {
+        let Some(all) = self.sent.get_mut(&(shard, first.lane)) else { return };
+        for sent in all.iter_mut().skip(first.seq as usize).take(count as usize) {
+            sent.fate = Fate::Unknown;
+        }
+    }
+
+    /// Every record that was sent.
+    pub fn sent(&self) -> impl Iterator<Item = (ShardKey, RecordId, &Sent)> {
+        self.sent.iter().flat_map(|((shard, lane), all)| {
+            let id = |seq| RecordId { lane: *lane, seq };
+            (0..).zip(all).map(move |(seq, sent)| (*shard, id(seq), sent))
+        })
+    }
+
+    /// What is known of one record.
+    pub fn sent_one(&self, shard: ShardKey, record: RecordId) -> Option<&Sent> {
+        self.sent.get(&(shard, record.lane))?.get(usize::try_from(record.seq).ok()?)
+    }
+
+    /// What anybody saw at the offsets of a life.
+    pub fn seen(&self, shard: ShardKey, life: u64) -> impl Iterator<Item = (u64, Seen)> {
+        self.log.get(&(shard, life)).into_iter().flatten().map(|(offset, seen)| (*offset, *seen))
+    }
+
+    /// What was given to anybody of durable streams, and when first.
+    pub fn given(&self) -> impl Iterator<Item = (ShardKey, RecordId, Tick)> {
+        self.given.iter().map(|((shard, record), at)| (*shard, *record, *at))
     }
 
     /// The connection of a publishing stream is gone: nobody knows what became of what was not answered.
@@ -130,9 +223,10 @@ impl Model {
     /// What it breaks.
     pub fn deliver(
         &mut self,
+        now: Tick,
         reader: usize,
         record: RecordId,
-        position: Option<(u64, u64)>,
+        position: Option<Position>,
     ) -> Result<(), String> {
         let held = &mut self.readers[reader];
         let shard = held.shard;
@@ -151,19 +245,32 @@ impl Model {
             ));
         }
         held.seen.insert(record);
-        let Some((life, offset)) = position else { return Ok(()) };
+        if self.durable {
+            self.given.entry((shard, record)).or_insert(now);
+        }
+        let Some(Position { life, offset, skipped }) = position else { return Ok(()) };
+        self.skipped += skipped;
+        if let Some(kept) = &mut held.kept {
+            kept.records.insert(offset, record);
+        }
         if let Some((before, next)) = held.position.filter(|(before, _)| *before == life) {
             if offset < next {
                 return Err(format!("reader {reader}: offset {offset} of life {before} after {next}"));
             }
-            if offset > next {
-                held.gaps += offset - next;
+            if offset < next + skipped {
+                return Err(format!(
+                    "reader {reader}: {skipped} offsets from {next} on hold nothing, but {offset} does"
+                ));
+            }
+            if offset > next + skipped {
+                held.gaps += offset - next - skipped;
                 held.gap_at.get_or_insert((life, next, offset));
             }
         }
         held.position = Some((life, offset + 1));
-        let known = self.log.entry((shard, life)).or_default().entry(offset).or_insert(record);
-        if *known != record {
+        let seen = Seen { record, at: now };
+        let known = self.log.entry((shard, life)).or_default().entry(offset).or_insert(seen).record;
+        if known != record {
             return Err(format!("offset {offset} of {shard:?} life {life} is {known:?} and {record:?}"));
         }
         Ok(())
@@ -210,7 +317,7 @@ impl Model {
     /// Offsets that publishers were told and that subscriptions saw another record at. Only where no shard had two lives.
     pub fn mistold(&self) -> Option<String> {
         self.told.iter().find_map(|(shard, offset, record)| {
-            let seen = self.log.get(&(*shard, 1))?.get(offset)?;
+            let seen = &self.log.get(&(*shard, 1))?.get(offset)?.record;
             (seen != record)
                 .then(|| format!("{shard:?} offset {offset} was told for {record:?} and is {seen:?}"))
         })

@@ -23,6 +23,7 @@ use felix_wire::frame::{Frame, FrameReader};
 use super::broker::UNIX_S;
 use super::check::Model;
 use super::credentials::{Credentials, TENANT};
+use super::durable::Excuses;
 use super::plan::{ClientPlan, Plan};
 use super::publisher::Publisher;
 use super::subscriber::Subscriber;
@@ -98,6 +99,8 @@ pub struct Client {
     /// The broker is ending or the client is: nothing is begun any more.
     pub closing: bool,
     pub drained: bool,
+    /// It is there to look at everything after healing.
+    pub probes: bool,
     quic: Quic,
     broker: SocketAddr,
     readable: BTreeSet<WireKey>,
@@ -116,12 +119,17 @@ pub struct Surroundings<'a> {
     pub model: &'a mut Model,
     pub trace: &'a mut Trace,
     pub shards: &'a [u32],
-    /// Streams that were deleted.
+    /// Streams that were deleted, now or before.
     pub deleted: &'a [bool],
     /// Not every core has the newest routes.
     pub moving: bool,
     /// Generations now, by stream and shard.
     pub generations: &'a [Vec<u64>],
+    /// Lives of the streams' names now, and which are deleted now.
+    pub lives: &'a [u64],
+    pub gone: &'a [bool],
+    /// What has happened that explains refusals and losses.
+    pub excuses: &'a Excuses,
 }
 
 impl Client {
@@ -143,11 +151,16 @@ impl Client {
             links: vec![Link::Down { redial_at: Tick::ZERO }; links],
             wires: BTreeMap::new(),
             publishers: mine.publishers.iter().map(|p| Publisher::new(p.clone())).collect(),
-            subscribers: mine.subscribers.iter().map(|s| Subscriber::new(*s, mine.ours)).collect(),
+            subscribers: mine
+                .subscribers
+                .iter()
+                .map(|s| Subscriber::new(*s, mine.ours || plan.storage.is_some()))
+                .collect(),
             plan: mine,
             dead: false,
             closing: false,
             drained: false,
+            probes: false,
             quic: Quic::new(settings, None, zero).expect("settings of a client"),
             broker,
             readable: BTreeSet::new(),
@@ -320,7 +333,7 @@ impl Client {
                     self.readable.insert((conn, stream));
                 }
                 QuicEvent::Closed { reason } => {
-                    self.excused(conn, &reason)?;
+                    self.excused(conn, &reason, around.excuses)?;
                     self.lost(conn, around);
                 }
                 QuicEvent::Writable { .. }
@@ -333,16 +346,17 @@ impl Client {
     }
 
     /// Whether the connection may have ended for that reason.
-    fn excused(&self, conn: ConnKey, reason: &CloseReason) -> Result<(), String> {
+    fn excused(&self, conn: ConnKey, reason: &CloseReason, excuses: &Excuses) -> Result<(), String> {
+        let ended = self.drained || excuses.restarted;
         let idle = !self.wires.keys().any(|(c, _)| *c == conn);
         let fine = match reason {
             CloseReason::Local => true,
             CloseReason::Peer { code, .. } => match u32::try_from(code.into_inner()) {
-                Ok(CLOSE_SHUTDOWN) => self.drained,
+                Ok(CLOSE_SHUTDOWN) => ended,
                 Ok(CLOSE_AUTH) => !self.plan.renews || idle,
                 _ => false,
             },
-            CloseReason::PeerTransport { .. } | CloseReason::TimedOut | CloseReason::Reset => self.drained,
+            CloseReason::PeerTransport { .. } | CloseReason::TimedOut | CloseReason::Reset => ended,
             _ => false,
         };
         if fine { Ok(()) } else { Err(format!("client {} lost {conn:?}: {reason:?}", self.index)) }
@@ -472,7 +486,7 @@ impl Client {
                         self.publishers[p].ready(window as usize, around.model);
                     }
                     Role::Ask(s) => {
-                        self.subscribers[s].ask(&mut wire.out, around.generations);
+                        self.subscribers[s].ask(&mut wire.out, around);
                         wire.fin = true;
                     }
                     Role::Renew => wire.fin = true,
@@ -563,7 +577,7 @@ impl Client {
             while let Some(key) = self.publishers[at].wants_publish(around).filter(|key| self.has_room(*key))
             {
                 let shards = around.shards[self.publishers[at].plan.stream];
-                let frame = self.publishers[at].publish(shards, around);
+                let frame = self.publishers[at].request(shards, around);
                 if let Some(out) = self.out(key) {
                     out.extend_from_slice(&frame);
                 }

@@ -8,8 +8,14 @@ mod broker;
 mod check;
 mod client;
 pub(crate) mod credentials;
+mod disks;
+mod durable;
+mod log_check;
+mod numbered;
 mod plan;
 mod publisher;
+mod storage;
+mod storage_plan;
 mod subscriber;
 #[cfg(test)]
 mod tests;
@@ -19,31 +25,31 @@ mod world;
 pub use plan::Plan;
 pub use world::{Failure, Report, World};
 
-/// Seeds that failed once. They are run for ever.
-pub const REGRESSIONS: &str = include_str!("regressions.txt");
+/// Seeds that failed once, with streams in memory and with durable ones. They are run for ever.
+const REGRESSIONS: [&str; 2] = [include_str!("regressions.txt"), include_str!("regressions_durable.txt")];
 
-/// The seeds of `REGRESSIONS`.
-pub fn regressions() -> impl Iterator<Item = u64> {
-    let words = REGRESSIONS.lines().filter_map(|line| line.split_whitespace().next());
+/// Seeds that failed once.
+pub fn regressions(durable: bool) -> impl Iterator<Item = u64> {
+    let words = REGRESSIONS[usize::from(durable)].lines().filter_map(|line| line.split_whitespace().next());
     words.filter(|word| !word.starts_with('#')).filter_map(|word| word.parse().ok())
 }
 
-/// Runs one seed.
+/// Runs one seed, with durable streams or with streams in memory.
 ///
 /// # Errors
 /// The first thing that is not as it must be.
-pub fn run(seed: u64) -> Result<Report, Box<Failure>> {
-    World::new(Plan::draw(seed)).run().map_err(Box::new)
+pub fn run(seed: u64, durable: bool) -> Result<Report, Box<Failure>> {
+    World::new(Plan::of(seed, durable)).run().map_err(Box::new)
 }
 
 /// Runs one seed, and for every 50th looks whether a second run is the same.
 ///
 /// # Errors
 /// As `run`, or that the runs differ.
-pub fn check(seed: u64) -> Result<Report, Box<Failure>> {
-    let report = run(seed)?;
+pub fn check(seed: u64, durable: bool) -> Result<Report, Box<Failure>> {
+    let report = run(seed, durable)?;
     if seed.is_multiple_of(50) {
-        let again = run(seed)?;
+        let again = run(seed, durable)?;
         if (again.hash, again.happened) != (report.hash, report.happened) {
             let what = format!("two runs differ: {} and {} things happened", report.happened, again.happened);
             let failure = Failure { seed, at: felix_runtime::clock::Tick::ZERO, what, last: Vec::new() };

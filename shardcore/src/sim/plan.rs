@@ -7,6 +7,7 @@ use std::time::Duration;
 use felix_runtime::clock::Tick;
 use felix_runtime::sim::{Faults, SimRng};
 
+use super::storage_plan::StoragePlan;
 use crate::snapshot::{CoreLimits, SlowSubscriber};
 
 const MS: Duration = Duration::from_millis(1);
@@ -55,6 +56,8 @@ pub struct PublisherPlan {
     pub pace: Duration,
     /// Answers are not read before this.
     pub reads_from: Tick,
+    /// It numbers its batches, and sends again what was not answered.
+    pub numbered: bool,
 }
 
 /// One subscription.
@@ -66,6 +69,8 @@ pub struct SubscriberPlan {
     pub earliest: bool,
     /// Events are not read in this time.
     pub stalled: (Tick, Tick),
+    /// It looks at the whole log.
+    pub keeps: bool,
 }
 
 /// One client process.
@@ -99,10 +104,12 @@ pub struct Plan {
     pub clients: Vec<ClientPlan>,
     pub happenings: Vec<(Tick, Happening)>,
     pub heal_at: Tick,
+    /// The streams are durable, and this happens to their logs.
+    pub storage: Option<StoragePlan>,
 }
 
 impl Plan {
-    /// The plan of a seed.
+    /// The plan of a seed with streams in memory.
     pub fn draw(seed: u64) -> Plan {
         let mut rng = SimRng::new(seed ^ 0x9a4_fe11);
         let rng = &mut rng;
@@ -124,6 +131,7 @@ impl Plan {
             clients: Vec::new(),
             happenings: Vec::new(),
             heal_at,
+            storage: None,
         };
         let (stalls, deaf, expiry) = (on(rng), on(rng), chance(rng, 25));
         if expiry {
@@ -134,6 +142,27 @@ impl Plan {
             plan.clients.push(client);
         }
         plan.happenings = happenings(rng, &plan);
+        plan
+    }
+
+    /// The plan of a seed, with durable streams or with streams in memory.
+    pub fn of(seed: u64, durable: bool) -> Plan {
+        if durable { Plan::draw_durable(seed) } else { Plan::draw(seed) }
+    }
+
+    /// The plan of a seed with durable streams.
+    fn draw_durable(seed: u64) -> Plan {
+        let mut plan = Plan::draw(seed);
+        // A process ends in other ways here.
+        plan.happenings.retain(|(_, what)| *what != Happening::Drain);
+        let storage = StoragePlan::draw(&plan);
+        for (client, numbered) in plan.clients.iter_mut().zip(&storage.numbered) {
+            for (publisher, numbered) in client.publishers.iter_mut().zip(numbered) {
+                publisher.numbered = *numbered;
+                publisher.acked = if *numbered { 100 } else { publisher.acked };
+            }
+        }
+        plan.storage = Some(storage);
         plan
     }
 
@@ -239,6 +268,7 @@ fn client(rng: &mut SimRng, plan: &Plan, (stalls, deaf, expiry): (bool, bool, bo
             depth: 1 + rng.below(32) as usize,
             pace: if on(rng) { Duration::ZERO } else { Duration::from_micros(rng.below(20_000)) },
             reads_from: if deaf && on(rng) { plan.heal_at } else { Tick::ZERO },
+            numbered: false,
         })
         .collect();
     let subscribers = (0..1 + rng.below(4))
@@ -251,6 +281,7 @@ fn client(rng: &mut SimRng, plan: &Plan, (stalls, deaf, expiry): (bool, bool, bo
                 begins: if on(rng) { Tick::ZERO } else { before(rng, plan.heal_at) },
                 earliest: on(rng),
                 stalled: if stalls && on(rng) { (from, plan.heal_at) } else { (Tick::MAX, Tick::MAX) },
+                keeps: false,
             }
         })
         .collect();

@@ -3,25 +3,30 @@
 //! (client-protocol 10.4, 10.5).
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use felix_runtime::clock::Tick;
 use felix_runtime::quic::{ConnKey, StreamId};
 use felix_wire::client::{
-    AckMode, AckOutcome, AckRequest, Message, PublishAck, PublishBatch, PublishHead, Records, encode_publish,
+    AckMode, AckOutcome, AckRequest, Message, ProducerInit, PublishAck, PublishBatch, PublishHead,
+    PublishIdempotent, Records, RefusalReason, encode_publish,
 };
 use felix_wire::error_code::{ErrorCode, RetryClass};
 use felix_wire::flags::Flags;
 use felix_wire::frame::Frame;
-use felix_wire::id::{RequestId, ShardIndex};
+use felix_wire::id::{ProducerId, RequestId, Sequence, ShardIndex};
 use felix_wire::routing::{KeyMapping, shard_for};
 
 use super::broker::stream_name;
 use super::check::{Fate, Model, RecordId, ShardKey};
 use super::client::Surroundings;
 use super::credentials::{NAMESPACE, TENANT};
+use super::numbered::{Batch, Numbered};
 use super::plan::PublisherPlan;
 
+/// After a refusal that says to, it tries again this much later.
+const RETRY: Duration = Duration::from_millis(100);
 /// Bytes of a record that say which one it is.
 pub const RECORD_HEAD: usize = 20;
 
@@ -32,6 +37,7 @@ struct Unanswered {
     first: RecordId,
     count: u64,
     json: bool,
+    sequence: Option<Sequence>,
 }
 
 /// See the module.
@@ -49,6 +55,9 @@ pub struct Publisher {
     retry_at: Tick,
     /// Its token has run out for good.
     over: bool,
+    numbered: Option<Numbered>,
+    /// The request for a producer that is not answered yet.
+    init: Option<u64>,
 }
 
 impl Publisher {
@@ -56,6 +65,8 @@ impl Publisher {
     pub fn new(plan: PublisherPlan) -> Publisher {
         Publisher {
             left: plan.publishes,
+            numbered: plan.numbered.then(Numbered::default),
+            init: None,
             plan,
             wire: None,
             lane: 0,
@@ -83,7 +94,7 @@ impl Publisher {
     /// The next moment at which it does something by itself.
     pub fn next(&self, now: Tick) -> Option<Tick> {
         let deaf = Some(self.plan.reads_from).filter(|at| *at > now);
-        let busy = self.left > 0 && !self.over;
+        let busy = !self.is_done() && !self.over;
         let pace = Some(self.next_at).filter(|at| busy && *at > now);
         let retry = Some(self.retry_at).filter(|at| busy && self.wire.is_none() && *at > now);
         deaf.into_iter().chain(pace).chain(retry).min()
@@ -91,20 +102,28 @@ impl Publisher {
 
     /// Whether it wants a stream.
     pub fn wants_stream(&self, now: Tick) -> bool {
-        self.wire.is_none() && self.left > 0 && !self.over && now >= self.retry_at
+        self.wire.is_none() && !self.is_done() && !self.over && now >= self.retry_at
+    }
+
+    /// Nothing is to be published, now or again.
+    fn is_done(&self) -> bool {
+        self.left == 0 && self.numbered.as_ref().is_none_or(Numbered::is_settled)
     }
 
     /// Its stream authenticated.
     pub fn ready(&mut self, window: usize, model: &mut Model) {
         self.is_ready = true;
-        self.lane = model.lane();
+        if self.numbered.as_ref().is_none_or(|numbered| numbered.producer.is_none()) {
+            self.lane = model.lane();
+        }
         self.window = window;
         self.next_request = 0;
     }
 
     /// Its stream may be asked to end: nothing is to come and nothing owed.
     pub fn wants_end(&self, around: &Surroundings<'_>) -> Option<(ConnKey, StreamId)> {
-        let done = (self.left == 0 || around.now >= around.heal_at) && self.unanswered.is_empty();
+        let settled = self.numbered.as_ref().is_none_or(Numbered::is_settled) && self.init.is_none();
+        let done = (self.left == 0 || around.now >= around.heal_at) && self.unanswered.is_empty() && settled;
         self.wire.filter(|_| self.is_ready && done)
     }
 
@@ -114,12 +133,55 @@ impl Publisher {
             self.left = 0;
         }
         let room = self.unanswered.len() < self.plan.depth.min(self.window);
-        let wants = self.is_ready && self.left > 0 && room && around.now >= self.next_at;
-        self.wire.filter(|_| wants)
+        let due = around.now >= self.next_at && self.init.is_none();
+        let wants = match &self.numbered {
+            None => self.left > 0,
+            Some(Numbered { producer: None, .. }) => self.left > 0,
+            Some(numbered) => numbered.has_unsent() || (self.left > 0 && numbered.has_room()),
+        };
+        self.wire.filter(|_| self.is_ready && room && due && wants)
     }
 
-    /// The next publish, as a frame.
-    pub fn publish(&mut self, shards: u32, around: &mut Surroundings<'_>) -> BytesMut {
+    /// The next request: a publish, a publish again, or one for a producer.
+    pub fn request(&mut self, shards: u32, around: &mut Surroundings<'_>) -> BytesMut {
+        let Some(numbered) = &mut self.numbered else { return self.publish(shards, around) };
+        let Some(producer) = numbered.producer else {
+            self.next_request += 1;
+            self.init = Some(self.next_request);
+            let mut out = BytesMut::new();
+            let init = ProducerInit { request_id: RequestId(self.next_request) };
+            Message::ProducerInit(init).encode_frame(&mut out);
+            return out;
+        };
+        let again = numbered.has_unsent().then(|| numbered.resend(around.model)).flatten();
+        match again {
+            Some(batch) => {
+                around.trace.note(
+                    around.now,
+                    "publish again",
+                    [u64::from(batch.first.lane), u64::from(batch.shard.1), batch.sequence.0],
+                );
+                self.send_numbered(producer, &batch, shards)
+            }
+            None => self.publish(shards, around),
+        }
+    }
+
+    fn send_numbered(&mut self, producer: ProducerId, batch: &Batch, shards: u32) -> BytesMut {
+        let Batch { shard, sequence, first, json, .. } = *batch;
+        self.next_request += 1;
+        let request_id = self.next_request;
+        let count = batch.lens.len() as u64;
+        let sequence = Some(sequence);
+        self.unanswered.push_back(Unanswered { request_id, shard, first, count, json, sequence });
+        let id = |at: usize| RecordId { lane: first.lane, seq: first.seq + at as u64 };
+        let payloads = batch.lens.iter().enumerate().map(|(at, len)| record(id(at), shard, *len));
+        let payloads: Vec<_> = payloads.collect();
+        let number = Some((producer, batch.sequence));
+        encode(shard, shards, &payloads, (Some(RequestId(request_id)), number), json)
+    }
+
+    fn publish(&mut self, shards: u32, around: &mut Surroundings<'_>) -> BytesMut {
         let rng = &mut *around.rng;
         let percent = |rng: &mut felix_runtime::sim::SimRng, of: u32| rng.chance(of * 10_000);
         let (acked, json) = (percent(rng, self.plan.acked), percent(rng, self.plan.json));
@@ -129,22 +191,29 @@ impl Publisher {
         self.left -= 1;
         self.next_at = around.now + rng.duration(self.plan.pace * 2);
         let mut first = None;
-        let mut payloads = Vec::new();
+        let mut lens = Vec::new();
         for _ in 0..count {
             let seq = around.model.send(around.now, shard, self.lane, acked);
             first.get_or_insert(seq);
-            let len = RECORD_HEAD + around.rng.below(self.plan.payload_max as u64) as usize;
-            payloads.push(record(RecordId { lane: self.lane, seq }, shard, len));
+            lens.push(RECORD_HEAD + around.rng.below(self.plan.payload_max as u64) as usize);
         }
         let first = RecordId { lane: self.lane, seq: first.unwrap_or(0) };
+        around.trace.note(around.now, "publish", [u64::from(self.lane), u64::from(index), first.seq]);
+        if let Some(numbered) = &mut self.numbered
+            && let Some(producer) = numbered.producer
+        {
+            let batch = numbered.push(shard, first, lens, json);
+            return self.send_numbered(producer, &batch, shards);
+        }
+        let id = |at: usize| RecordId { lane: first.lane, seq: first.seq + at as u64 };
+        let payloads: Vec<_> = lens.iter().enumerate().map(|(at, len)| record(id(at), shard, *len)).collect();
         self.next_request += u64::from(acked);
         let request_id = self.next_request;
         if acked {
-            self.unanswered.push_back(Unanswered { request_id, shard, first, count, json });
+            self.unanswered.push_back(Unanswered { request_id, shard, first, count, json, sequence: None });
         }
-        around.trace.note(around.now, "publish", [u64::from(self.lane), u64::from(index), first.seq]);
         let request = acked.then_some(RequestId(request_id));
-        encode(shard, shards, &payloads, request, json)
+        encode(shard, shards, &payloads, (request, None), json)
     }
 
     /// An answer.
@@ -152,43 +221,145 @@ impl Publisher {
     /// # Errors
     /// It is not the one that is due, or not one that this publish can have.
     pub fn answer(&mut self, frame: &Frame, around: &mut Surroundings<'_>) -> Result<(), String> {
+        if let Some(asked) = self.init {
+            return self.take_producer(asked, frame);
+        }
         let (request_id, outcome, json) = read_answer(frame)?;
         let Some(due) = self.unanswered.pop_front() else {
             return Err(format!("lane {} got answer {request_id} to nothing", self.lane));
         };
-        if due.request_id != request_id || due.json != json {
+        let refused_number = matches!(outcome, Outcome::Number(_));
+        if due.request_id != request_id || (due.json != json && !refused_number) {
             return Err(format!("lane {} got answer {request_id} where {due:?} is due", self.lane));
         }
-        around.trace.note(
-            around.now,
-            "answer",
-            [u64::from(self.lane), request_id, u64::from(outcome.is_ok())],
-        );
+        let ok = matches!(outcome, Outcome::Ok(_));
+        around.trace.note(around.now, "answer", [u64::from(self.lane), request_id, u64::from(ok)]);
         let (fate, offset) = match outcome {
-            Ok(offset) => (Fate::Acked, offset),
-            Err((code, retry)) => {
-                let deleted = around.deleted[due.shard.0];
-                let excused = match code {
-                    ErrorCode::Overloaded | ErrorCode::ShardUnavailable => true,
-                    ErrorCode::NotFound => deleted,
-                    ErrorCode::Unauthenticated => {
-                        self.over = true;
-                        self.left = 0;
-                        true
-                    }
-                    _ => false,
-                };
-                if !excused || retry == RetryClass::OutcomeUnknown {
-                    return Err(format!("lane {}: {due:?} was refused with {code}", self.lane));
-                }
-                if code == ErrorCode::NotFound {
-                    self.left = 0;
-                }
-                (Fate::Refused, None)
+            Outcome::Ok(None) if around.excuses.durable => {
+                return Err(format!("lane {}: {due:?} is in a log and has no offset", self.lane));
             }
+            Outcome::Ok(offset) => (Fate::Acked, offset),
+            Outcome::Refused(code, retry) => (self.excused(&due, &code, retry, around)?, None),
+            Outcome::Number(reason) => (self.number_refused(&due, &reason, around)?, None),
         };
-        around.model.settle(due.shard, due.first, due.count, fate, offset);
+        let fate = self.take_fate(&due, fate);
+        around.model.settle(around.now, (due.shard, due.first, due.count), fate, offset);
+        if self.unanswered.is_empty() && self.numbered.as_mut().is_some_and(Numbered::answered) {
+            self.next_at = around.now + RETRY;
+            if self.numbered.as_ref().is_some_and(|numbered| numbered.producer.is_none()) {
+                self.lane = around.model.lane();
+            }
+        }
         Ok(())
+    }
+
+    fn take_producer(&mut self, asked: u64, frame: &Frame) -> Result<(), String> {
+        match Message::decode(&frame.payload).map_err(|error| error.to_string())? {
+            Message::ProducerInitOk(ok) if ok.request_id.0 == asked => {
+                self.init = None;
+                if let Some(numbered) = &mut self.numbered {
+                    numbered.producer = Some(ok.producer_id);
+                }
+                Ok(())
+            }
+            other => Err(format!("not an answer to producer_init: {}", other.type_name())),
+        }
+    }
+
+    /// What an answer makes of a batch when it is numbered: another copy may be there, or come to be.
+    fn take_fate(&mut self, due: &Unanswered, fate: Fate) -> Fate {
+        let Some((numbered, sequence)) = self.numbered.as_mut().zip(due.sequence) else { return fate };
+        match fate {
+            Fate::Acked => {
+                numbered.acked(due.shard, sequence);
+                Fate::Acked
+            }
+            Fate::Refused => numbered.refused(due.shard, sequence),
+            Fate::Unknown | Fate::Unacked => {
+                numbered.unknown(due.shard, sequence);
+                Fate::Unknown
+            }
+        }
+    }
+
+    /// What becomes of a publish that was refused.
+    ///
+    /// # Errors
+    /// There is no reason to.
+    fn excused(
+        &mut self,
+        due: &Unanswered,
+        code: &ErrorCode,
+        retry: RetryClass,
+        around: &Surroundings<'_>,
+    ) -> Result<Fate, String> {
+        let excuses = around.excuses;
+        let unknown = retry == RetryClass::OutcomeUnknown;
+        let excused = match code {
+            ErrorCode::Overloaded | ErrorCode::ShardUnavailable => !unknown,
+            ErrorCode::Storage if unknown => excuses.unsettled,
+            ErrorCode::Storage => excuses.refused,
+            ErrorCode::NotFound => around.deleted[due.shard.0] && !unknown,
+            ErrorCode::Unauthenticated => {
+                self.over = true;
+                self.left = 0;
+                if let Some(numbered) = &mut self.numbered {
+                    numbered.give_up();
+                }
+                !unknown
+            }
+            _ => false,
+        };
+        if !excused {
+            return Err(format!("lane {}: {due:?} was refused with {code} ({retry:?})", self.lane));
+        }
+        if *code == ErrorCode::NotFound && !excuses.durable {
+            self.left = 0;
+        }
+        if *code == ErrorCode::NotFound
+            && let Some(numbered) = &mut self.numbered
+        {
+            numbered.give_up();
+        }
+        if excuses.durable {
+            self.next_at = self.next_at.max(around.now + RETRY);
+        }
+        Ok(if unknown { Fate::Unknown } else { Fate::Refused })
+    }
+
+    /// What becomes of a batch whose number does not fit.
+    ///
+    /// # Errors
+    /// There is no reason to.
+    fn number_refused(
+        &mut self,
+        due: &Unanswered,
+        reason: &RefusalReason<'_>,
+        around: &Surroundings<'_>,
+    ) -> Result<Fate, String> {
+        let excuses = around.excuses;
+        let Some((numbered, _)) = self.numbered.as_mut().zip(due.sequence) else {
+            return Err(format!("lane {}: {due:?} has no number and {reason:?} is its answer", self.lane));
+        };
+        let lost = excuses.lossy || around.deleted[due.shard.0];
+        let excused = match reason {
+            RefusalReason::SequenceGap { expected } if numbered.is_open(due.shard, *expected) => {
+                return Ok(Fate::Refused);
+            }
+            // Its first batch was refused before this one.
+            RefusalReason::UnknownProducer if numbered.is_open(due.shard, Sequence(0)) => {
+                return Ok(Fate::Refused);
+            }
+            RefusalReason::SequenceGap { .. } => lost,
+            RefusalReason::UnknownProducer => lost || excuses.retention,
+            RefusalReason::SequenceExpired => excuses.retention,
+            _ => false,
+        };
+        if !excused {
+            return Err(format!("lane {}: {due:?} was refused with {reason:?}", self.lane));
+        }
+        numbered.give_up();
+        Ok(Fate::Refused)
     }
 
     /// Its stream is gone with the connection: what was not answered stays unknown, and nothing is sent again.
@@ -196,8 +367,15 @@ impl Publisher {
         if self.is_ready {
             model.abandon(self.lane);
         }
+        if let Some(numbered) = &mut self.numbered {
+            numbered.lost();
+            if self.over {
+                numbered.forget();
+            }
+        }
         self.wire = None;
         self.is_ready = false;
+        self.init = None;
         self.unanswered.clear();
     }
 
@@ -206,7 +384,12 @@ impl Publisher {
         self.lost(model);
         match at {
             Some(at) => self.retry_at = at,
-            None => self.over = true,
+            None => {
+                self.over = true;
+                if let Some(numbered) = &mut self.numbered {
+                    numbered.forget();
+                }
+            }
         }
     }
 
@@ -258,10 +441,31 @@ pub fn read_record(payload: &[u8], shard: ShardKey) -> Result<RecordId, String> 
     read().ok_or_else(|| format!("a record that was never published to {shard:?}: {} bytes", payload.len()))
 }
 
-fn encode(shard: ShardKey, shards: u32, payloads: &[Vec<u8>], id: Option<RequestId>, json: bool) -> BytesMut {
+fn encode(
+    shard: ShardKey,
+    shards: u32,
+    payloads: &[Vec<u8>],
+    (id, number): (Option<RequestId>, Option<(ProducerId, Sequence)>),
+    json: bool,
+) -> BytesMut {
     let mut out = BytesMut::new();
     let stream = stream_name(shard.0);
     let key = key_of(shard.1, shards);
+    if let (true, Some(request_id), Some((producer_id, sequence))) = (json, id, number) {
+        let message = PublishIdempotent {
+            tenant_id: TENANT.into(),
+            namespace: NAMESPACE.into(),
+            stream: stream.into(),
+            payloads: Records::from_payloads(payloads),
+            key: Some(Bytes::from(key)),
+            shard: None,
+            request_id,
+            producer_id,
+            sequence,
+        };
+        Message::PublishIdempotent(message).encode_frame(&mut out);
+        return out;
+    }
     if json {
         // One half names the shard, the other a key.
         let explicit = payloads.len().is_multiple_of(2);
@@ -284,30 +488,45 @@ fn encode(shard: ShardKey, shards: u32, payloads: &[Vec<u8>], id: Option<Request
         stream: &stream,
         key: Some(key.as_bytes()),
         acked: id.map(|id| (id, AckMode::PerBatch)),
-        producer: None,
+        producer: number,
     };
     encode_publish(&head, payloads.iter().map(Vec::as_slice), &mut out).expect("names and keys are short");
     out
 }
 
-type Outcome = Result<Option<u64>, (ErrorCode, RetryClass)>;
+/// What an answer says.
+enum Outcome {
+    Ok(Option<u64>),
+    Refused(ErrorCode, RetryClass),
+    Number(RefusalReason<'static>),
+}
 
 fn read_answer(frame: &Frame) -> Result<(u64, Outcome, bool), String> {
     if Flags(frame.flags).contains(Flags::PUBLISH_ACK) {
         let ack = PublishAck::decode(frame.flags, &frame.payload).map_err(|error| error.to_string())?;
         let outcome = match ack.outcome {
-            AckOutcome::Ok { offset } => Ok(offset.map(|o| o.0)),
-            AckOutcome::Error { code: Some(code), .. } => Err((code.code, code.retry)),
+            AckOutcome::Ok { offset } => Outcome::Ok(offset.map(|o| o.0)),
+            AckOutcome::Error { code: Some(code), .. } => Outcome::Refused(code.code, code.retry),
             AckOutcome::Error { code: None, .. } => return Err("a refusal without a code".to_owned()),
         };
         return Ok((ack.request_id.0, outcome, false));
     }
     match Message::decode(&frame.payload).map_err(|error| error.to_string())? {
-        Message::PublishOk(m) => Ok((m.request_id.0, Ok(m.offset.map(|o| o.0)), true)),
+        Message::PublishOk(m) => Ok((m.request_id.0, Outcome::Ok(m.offset.map(|o| o.0)), true)),
         Message::PublishError(m) => match (m.code, m.retry) {
-            (Some(code), Some(retry)) => Ok((m.request_id.0, Err((code, retry)), true)),
+            (Some(code), Some(retry)) => Ok((m.request_id.0, Outcome::Refused(code, retry), true)),
             _ => Err("a refusal without a code".to_owned()),
         },
+        Message::PublishRefused(m) => {
+            let reason = match m.reason {
+                RefusalReason::SequenceGap { expected } => RefusalReason::SequenceGap { expected },
+                RefusalReason::UnknownProducer => RefusalReason::UnknownProducer,
+                RefusalReason::SequenceExpired => RefusalReason::SequenceExpired,
+                RefusalReason::SequenceReused => RefusalReason::SequenceReused,
+                other => return Err(format!("a publish was refused with {other:?}")),
+            };
+            Ok((m.request_id.0, Outcome::Number(reason), true))
+        }
         other => Err(format!("not an answer to a publish: {}", other.type_name())),
     }
 }

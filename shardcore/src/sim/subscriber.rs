@@ -13,7 +13,7 @@ use felix_wire::frame::Frame;
 use felix_wire::id::{Offset, ShardIndex};
 
 use super::broker::{generation_of, stream_name};
-use super::check::{Model, ShardKey};
+use super::check::{Kept, Model, Position, ShardKey};
 use super::client::Surroundings;
 use super::credentials::{NAMESPACE, TENANT};
 use super::plan::SubscriberPlan;
@@ -26,7 +26,8 @@ enum State {
     Idle {
         until: Tick,
     },
-    /// On its way on this stream, until the answer.
+    /// On its way on this stream, until the answer. `generation`: of the shard when it asked; of a durable one the life of
+    /// its stream, 0 when that is not sure.
     Asking {
         on: (ConnKey, StreamId),
         generation: u64,
@@ -51,6 +52,8 @@ pub struct Subscriber {
     generation: Option<u64>,
     /// What it was told to go on with.
     expected: Option<u64>,
+    /// Where the records ended when it began.
+    live: u64,
 }
 
 impl Subscriber {
@@ -64,6 +67,7 @@ impl Subscriber {
             reader: None,
             generation: None,
             expected: None,
+            live: 0,
         }
     }
 
@@ -128,8 +132,12 @@ impl Subscriber {
     }
 
     /// The stream authenticated: the request.
-    pub fn ask(&mut self, out: &mut BytesMut, generations: &[Vec<u64>]) {
-        let generation = generations[self.plan.stream][self.plan.shard as usize];
+    pub fn ask(&mut self, out: &mut BytesMut, around: &Surroundings<'_>) {
+        let generation = match around.excuses.durable {
+            // Not every core knows of the newest life yet.
+            true if around.moving => 0,
+            _ => self.life(around),
+        };
         if let State::Asking { on, .. } = self.state {
             self.state = State::Asking { on, generation };
         }
@@ -145,6 +153,23 @@ impl Subscriber {
         Message::Subscribe(message).encode_frame(out);
     }
 
+    /// The life of its shard's offsets now.
+    fn life(&self, around: &Surroundings<'_>) -> u64 {
+        match around.excuses.durable {
+            true => around.lives[self.plan.stream],
+            false => around.generations[self.plan.stream][self.plan.shard as usize],
+        }
+    }
+
+    /// Whether it looks at the whole log and has not come to the end that there was when it began.
+    pub fn is_reading(&self, model: &Model) -> bool {
+        if !self.plan.keeps || self.state == State::Over {
+            return false;
+        }
+        let at = self.reader.and_then(|reader| model.reader(reader).next());
+        !matches!(self.state, State::Live { .. }) || at.is_none_or(|at| at < self.live)
+    }
+
     /// The answer to the request.
     ///
     /// # Errors
@@ -156,14 +181,21 @@ impl Subscriber {
         let message = Message::decode(&frame.payload).map_err(|error| error.to_string())?;
         match message {
             Message::Subscribed(answer) => {
-                let now = around.generations[self.plan.stream][self.plan.shard as usize];
+                let now = self.life(around);
+                if answer.boot.is_some() && around.excuses.durable {
+                    return Err("offsets of a log are told to be good for one process".to_owned());
+                }
                 let known = match answer.boot {
                     Some(boot) => Some(generation_of(boot, self.plan.stream)),
                     None => (now == generation).then_some(now),
                 };
                 self.begin(&answer, on.0, known, around);
             }
-            Message::SubscribeCursorError(_) if matches!(self.start, StartPosition::Offset(_)) => {
+            Message::SubscribeCursorError(error) if matches!(self.start, StartPosition::Offset(_)) => {
+                let explained = around.excuses.retention || around.deleted[self.plan.stream];
+                if around.excuses.durable && !explained {
+                    return Err(format!("{:?}: {error:?} to one that goes on", self.shard()));
+                }
                 around.model.too_old += 1;
                 self.broken(around.model);
                 self.state = State::Idle { until: around.now };
@@ -173,6 +205,9 @@ impl Subscriber {
                 self.broken(around.model);
                 self.state = match code {
                     ErrorCode::ShardUnavailable => State::Idle { until: around.now + RETRY },
+                    ErrorCode::NotFound if self.may_come_back(around) => {
+                        State::Idle { until: around.now + RETRY }
+                    }
                     ErrorCode::NotFound if around.deleted[self.plan.stream] => State::Over,
                     ErrorCode::Unauthenticated => State::Over,
                     other => return Err(format!("subscribe was refused with {other}")),
@@ -183,6 +218,12 @@ impl Subscriber {
         Ok(())
     }
 
+    /// Its stream was deleted, and is there again or may be.
+    fn may_come_back(&self, around: &Surroundings<'_>) -> bool {
+        let gone = around.gone[self.plan.stream] && around.now >= around.heal_at;
+        around.excuses.durable && around.deleted[self.plan.stream] && !gone
+    }
+
     fn begin(
         &mut self,
         answer: &Subscribed,
@@ -191,6 +232,7 @@ impl Subscriber {
         around: &mut Surroundings<'_>,
     ) {
         let goes_on = match (self.expected, self.generation, known) {
+            (Some(_), Some(before), Some(now)) if around.excuses.durable => now == before,
             (Some(expected), Some(before), Some(now)) => now == expected && now <= before + 1,
             _ => false,
         };
@@ -201,7 +243,7 @@ impl Subscriber {
         }
         let shard = self.shard();
         let reader = *self.reader.get_or_insert_with(|| {
-            let reader = around.model.reader(shard);
+            let reader = around.model.new_reader(shard);
             let held = around.model.reader_mut(reader);
             held.owed_since = Some(around.now);
             held.began_in_move = around.moving;
@@ -212,8 +254,16 @@ impl Subscriber {
             "subscribed",
             [answer.subscription_id.0, u64::from(shard.1), reader as u64],
         );
-        if let Some(start) = answer.start_offset {
+        self.live = answer.live_offset.map_or(0, |live| live.0);
+        if let Some(start) = answer.start_offset
+            && (known.is_some() || !around.excuses.durable)
+        {
             around.model.stand(reader, known.unwrap_or(0), start.0);
+            if self.plan.keeps {
+                let held = around.model.reader_mut(reader);
+                let kept = Kept { start: start.0, ..Kept::default() };
+                held.kept.get_or_insert(kept);
+            }
         }
         self.generation = known;
         self.expected = None;
@@ -238,7 +288,19 @@ impl Subscriber {
             Message::ShardMoved(moved) => self.moved(&moved, around),
             Message::StreamDeleted(_) if around.deleted[self.plan.stream] => {
                 self.broken(around.model);
-                self.state = State::Over;
+                self.state = match self.may_come_back(around) {
+                    true => State::Idle { until: around.now + RETRY },
+                    false => State::Over,
+                };
+            }
+            Message::SubscriptionLagged(_) if around.excuses.retention => {
+                around.model.too_old += 1;
+                self.broken(around.model);
+                self.state = State::Idle { until: around.now };
+            }
+            Message::Error(error) if around.excuses.unreadable && error.code == Some(ErrorCode::Storage) => {
+                self.broken(around.model);
+                self.state = State::Idle { until: around.now + RETRY };
             }
             other => return Err(format!("{} on an event stream", other.type_name())),
         }
@@ -252,11 +314,20 @@ impl Subscriber {
         if batch.is_empty() || batch.base_offset.is_some() != self.positions {
             return Err("an event frame without events, or offsets for the wrong client".to_owned());
         }
+        let mut skipped = batch.skipped_before;
         for event in batch.iter() {
             let record = read_record(&event.payload, shard)?;
-            let position = event.offset.map(|offset| (self.generation.unwrap_or(0), offset.0));
+            let life = match around.excuses.durable {
+                true => self.generation,
+                false => Some(self.generation.unwrap_or(0)),
+            };
+            let position = event.offset.zip(life).map(|(offset, life)| Position {
+                life,
+                offset: offset.0,
+                skipped: std::mem::take(&mut skipped),
+            });
             around.trace.note(around.now, "event", [reader as u64, u64::from(record.lane), record.seq]);
-            around.model.deliver(reader, record, position)?;
+            around.model.deliver(around.now, reader, record, position)?;
         }
         Ok(())
     }

@@ -1,42 +1,57 @@
 //! Seeds that every run of the tests takes.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use felix_runtime::clock::Tick;
+use felix_runtime::planted::{Defect, plant};
 use felix_runtime::sim::Faults;
 
 use super::plan::{ClientPlan, PublisherPlan, SubscriberPlan};
 use super::*;
 use crate::snapshot::{CoreLimits, SlowSubscriber};
 
-/// Seeds from `FELIX_SIM_SEEDS`, else what fits a minute of two slow cores.
-fn seeds() -> u64 {
-    std::env::var("FELIX_SIM_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(500)
+/// Durable seeds that every run of the tests takes.
+const DURABLE_SEEDS: u64 = 40;
+
+/// The number an environment variable holds.
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-fn fail(failure: &Failure) -> ! {
+/// Seeds from `FELIX_SIM_SEEDS`, else what fits a minute of two slow cores.
+fn seeds() -> u64 {
+    number("FELIX_SIM_SEEDS").unwrap_or(500)
+}
+
+/// The same for durable plans, which take longer.
+fn durable_seeds() -> u64 {
+    number("FELIX_SIM_DURABLE_SEEDS").unwrap_or(DURABLE_SEEDS)
+}
+
+fn fail(failure: &Failure, durable: &str) -> ! {
     for line in &failure.last {
         eprintln!("{line}");
     }
-    panic!("{failure}; replay it with felix-sim --replay {}", failure.seed);
+    panic!("{failure}; replay it with felix-sim --replay {}{durable}", failure.seed);
 }
 
-#[test]
-fn every_seed_keeps_what_was_acked_in_order_and_comes_to_rest() {
+/// Runs seeds, and sees that each kind of thing happens in some when there are `enough`.
+fn run_seeds(seeds: u64, durable: bool, enough: u64) {
     let started = Instant::now();
     let mut met = std::collections::BTreeMap::new();
-    for seed in 0..seeds() {
-        match check(seed) {
+    for seed in 0..seeds {
+        match check(seed, durable) {
             Ok(report) => {
                 for (what, count) in report.met {
                     *met.entry(what).or_insert(0) += count;
                 }
             }
-            Err(failure) => fail(&failure),
+            Err(failure) => fail(&failure, if durable { " --durable" } else { "" }),
         }
     }
-    println!("{} seeds in {:?}: {met:?}", seeds(), started.elapsed());
-    if seeds() >= 100 {
+    println!("{seeds} seeds in {:?}: {met:?}", started.elapsed());
+    if seeds >= enough {
         for (what, count) in met {
             assert!(count > 0, "no seed met: {what}");
         }
@@ -44,11 +59,54 @@ fn every_seed_keeps_what_was_acked_in_order_and_comes_to_rest() {
 }
 
 #[test]
+fn every_seed_keeps_what_was_acked_in_order_and_comes_to_rest() {
+    run_seeds(seeds(), false, 100);
+}
+
+#[test]
+fn every_durable_seed_keeps_what_was_acked_through_restarts_and_failing_disks() {
+    run_seeds(durable_seeds(), true, DURABLE_SEEDS);
+}
+
+#[test]
 fn seeds_that_failed_once_do_not_fail_again() {
-    for seed in regressions() {
-        if let Err(failure) = run(seed) {
-            fail(&failure);
+    for seed in regressions(false) {
+        if let Err(failure) = run(seed, false) {
+            fail(&failure, "");
         }
+    }
+    for seed in regressions(true) {
+        if let Err(failure) = run(seed, true) {
+            fail(&failure, " --durable");
+        }
+    }
+}
+
+/// One of these durable seeds finds each planted defect. From 0 on each takes at most 42 seeds; the one that takes most begins
+/// later to save time.
+const FOUND_BY: [(Defect, Range<u64>); 9] = [
+    (Defect::AckBeforeSync, 0..10),
+    (Defect::SpillNotSynced, 0..10),
+    (Defect::FailedWriteIgnored, 0..10),
+    (Defect::LastRoundDropped, 0..10),
+    (Defect::CeilingIgnored, 0..10),
+    (Defect::ProducersForgotten, 0..10),
+    (Defect::UnsettledServed, 40..50),
+    (Defect::NamesakeLog, 0..20),
+    (Defect::GapUntold, 0..10),
+];
+
+#[test]
+fn every_planted_defect_is_found_within_its_seeds() {
+    assert!(Defect::ALL.iter().all(|defect| FOUND_BY.iter().any(|(planted, _)| planted == defect)));
+    for (defect, seeds) in FOUND_BY {
+        plant(Some(defect));
+        // A defect may also break what the broker itself asserts.
+        let fails = |seed| !matches!(std::panic::catch_unwind(|| run(seed, true)), Ok(Ok(_)));
+        let found = seeds.clone().find(|seed| fails(*seed));
+        plant(None);
+        println!("{defect:?} is found by seed {found:?}");
+        assert!(found.is_some(), "{defect:?} is not found by any of {seeds:?}");
     }
 }
 
@@ -57,8 +115,14 @@ const MS: Duration = Duration::from_millis(1);
 /// Two shards on two cores with tiny rings, a subscriber of shard 0 that never reads before `heal_at`, and `publishers`
 /// on one connection.
 fn stalled_shard(publishers: Vec<PublisherPlan>) -> Plan {
-    let subscriber =
-        |shard, stalled| SubscriberPlan { stream: 0, shard, begins: Tick::ZERO, earliest: false, stalled };
+    let subscriber = |shard, stalled| SubscriberPlan {
+        stream: 0,
+        shard,
+        begins: Tick::ZERO,
+        earliest: false,
+        stalled,
+        keeps: false,
+    };
     let heal_at = Tick::ZERO + MS * 6_000;
     let never = (Tick::MAX, Tick::MAX);
     let client = |publishers, subscribers| ClientPlan {
@@ -92,6 +156,7 @@ fn stalled_shard(publishers: Vec<PublisherPlan>) -> Plan {
         ],
         happenings: Vec::new(),
         heal_at,
+        storage: None,
     }
 }
 
@@ -107,6 +172,7 @@ fn publisher(only: Option<u32>, acked: u32, publishes: u32) -> PublisherPlan {
         depth: 16,
         pace: Duration::from_micros(100),
         reads_from: Tick::ZERO,
+        numbered: false,
     }
 }
 
@@ -120,7 +186,7 @@ fn one_stalled_shard_does_not_hold_up_the_other_streams_of_its_connection() {
         assert_ne!(client.publishers[0].open().0, 0, "the shard that nobody reads is not stalled");
         assert_eq!(client.publishers[1].open(), (0, 0), "acked {acked}: the other shard's stream waits");
         if let Err(failure) = world.run() {
-            fail(&failure);
+            fail(&failure, "");
         }
     }
 }
@@ -138,7 +204,7 @@ fn a_stream_whose_publishes_are_parked_is_read_on_for_other_shards() {
     };
     assert!(records(1) > 80 && records(0) == 0, "{} and {}", records(1), records(0));
     if let Err(failure) = world.run() {
-        fail(&failure);
+        fail(&failure, "");
     }
 }
 
@@ -159,6 +225,6 @@ fn many_stalled_streams_leave_the_connection_credit_for_the_others() {
     }
     assert_eq!(client.publishers[6].open(), (0, 0), "the other shard's stream waits");
     if let Err(failure) = world.run() {
-        fail(&failure);
+        fail(&failure, "");
     }
 }

@@ -11,17 +11,18 @@ use felix_runtime::sim::{Faults, SimNet, SimRng};
 use super::broker::Broker;
 use super::check::Model;
 use super::client::{Client, Surroundings};
+use super::durable::{Durable, Excuses};
 use super::plan::{Happening, Plan};
 use super::trace::Trace;
 use crate::snapshot::SlowSubscriber;
 use crate::turn::counters::Counter;
 
 /// After the network has healed, everything must be done within this.
-const DEADLINE: Duration = Duration::from_secs(30);
+pub(super) const DEADLINE: Duration = Duration::from_secs(30);
 /// How often it is looked whether everything is done.
-const LOOK: Duration = Duration::from_millis(100);
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 /// Idle time-outs and draining connections are over after this.
-const COOL_DOWN: Duration = Duration::from_secs(24);
+pub(super) const COOL_DOWN: Duration = Duration::from_secs(24);
 
 /// What a run came to.
 #[derive(Clone, Debug)]
@@ -45,18 +46,51 @@ pub struct Failure {
     pub last: Vec<String>,
 }
 
+/// What every client sees of the world.
+pub(super) struct Shared {
+    pub rng: SimRng,
+    pub model: Model,
+    pub trace: Trace,
+    shards: Vec<u32>,
+    heal_at: Tick,
+    /// Streams that were deleted at some time, and that are now.
+    pub deleted: Vec<bool>,
+    pub gone: Vec<bool>,
+    pub lives: Vec<u64>,
+    generations: Vec<Vec<u64>>,
+    pub excuses: Excuses,
+}
+
+impl Shared {
+    /// What a client needs for a step. `probes`: it is there after healing.
+    fn around(&mut self, now: Tick, moving: bool, probes: bool) -> Surroundings<'_> {
+        Surroundings {
+            now,
+            heal_at: if probes { Tick::MAX } else { self.heal_at },
+            rng: &mut self.rng,
+            model: &mut self.model,
+            trace: &mut self.trace,
+            shards: &self.shards,
+            deleted: &self.deleted,
+            moving,
+            generations: &self.generations,
+            lives: &self.lives,
+            gone: &self.gone,
+            excuses: &self.excuses,
+        }
+    }
+}
+
 /// See the module.
 pub struct World {
-    plan: Plan,
-    now: Tick,
-    broker: Broker,
-    clients: Vec<Client>,
-    net: SimNet,
-    rng: SimRng,
-    model: Model,
-    trace: Trace,
-    deleted: Vec<bool>,
-    generations: Vec<Vec<u64>>,
+    pub(super) plan: Plan,
+    pub(super) now: Tick,
+    pub(super) zero: Instant,
+    pub(super) broker: Broker,
+    pub(super) clients: Vec<Client>,
+    pub(super) net: SimNet,
+    pub(super) shared: Shared,
+    pub(super) durable: Durable,
     next_happening: usize,
     draining: bool,
 }
@@ -69,16 +103,28 @@ impl World {
         let broker = Broker::new(&plan, zero, &mut rng);
         let clients =
             (0..plan.clients.len()).map(|i| Client::new(i, &plan, zero, broker.addr, &mut rng)).collect();
+        let streams = plan.shards.len();
+        let net = SimNet::new(rng.next_u64(), plan.faults);
+        let shared = Shared {
+            rng,
+            model: Model::new(plan.storage.is_some()),
+            trace: Trace::default(),
+            shards: plan.shards.clone(),
+            heal_at: plan.heal_at,
+            deleted: vec![false; streams],
+            gone: vec![false; streams],
+            lives: vec![1; streams],
+            generations: plan.shards.iter().map(|n| vec![1; *n as usize]).collect(),
+            excuses: Excuses::new(&plan),
+        };
         World {
             now: Tick::ZERO,
+            zero,
             broker,
             clients,
-            net: SimNet::new(rng.next_u64(), plan.faults),
-            rng,
-            model: Model::default(),
-            trace: Trace::default(),
-            deleted: vec![false; plan.shards.len()],
-            generations: plan.shards.iter().map(|n| vec![1; *n as usize]).collect(),
+            net,
+            shared,
+            durable: Durable::new(&plan),
             next_happening: 0,
             draining: false,
             plan,
@@ -88,7 +134,7 @@ impl World {
     /// Keeps every line for a failure.
     #[must_use]
     pub fn keeping_all(mut self) -> World {
-        self.trace.keep = usize::MAX;
+        self.shared.trace.keep = usize::MAX;
         self
     }
 
@@ -99,7 +145,9 @@ impl World {
     pub fn run(mut self) -> Result<Report, Failure> {
         match self.run_all() {
             Ok(()) => Ok(self.report()),
-            Err(what) => Err(Failure { seed: self.plan.seed, at: self.now, what, last: self.trace.last() }),
+            Err(what) => {
+                Err(Failure { seed: self.plan.seed, at: self.now, what, last: self.shared.trace.last() })
+            }
         }
     }
 
@@ -112,13 +160,16 @@ impl World {
     /// What they saw.
     #[cfg(test)]
     pub fn model(&self) -> &Model {
-        &self.model
+        &self.shared.model
     }
 
     fn run_all(&mut self) -> Result<(), String> {
+        if self.plan.storage.is_some() {
+            return self.run_durable();
+        }
         self.until(self.plan.heal_at)?;
         self.net.set_faults(Faults::none(Duration::from_millis(1)));
-        self.trace.note(self.now, "healed", [0; 3]);
+        self.shared.trace.note(self.now, "healed", [0; 3]);
         let deadline = self.plan.heal_at + DEADLINE;
         // Three times in a row: a token may be renewed, or run out, at the moment of the first look.
         let mut quiet = 0;
@@ -154,7 +205,8 @@ impl World {
             self.settle()?;
             let happening = self.plan.happenings.get(self.next_happening).map(|(at, _)| *at);
             let clients = self.clients.iter_mut().filter_map(|c| c.next(self.now)).min();
-            let next = [happening, clients, self.broker.next(), self.net.next_delivery()];
+            let storage = self.next_storage();
+            let next = [happening, clients, self.broker.next(), self.net.next_delivery(), storage];
             let next = next.into_iter().flatten().min().unwrap_or(Tick::MAX);
             if next > end {
                 self.now = end;
@@ -174,6 +226,7 @@ impl World {
             self.next_happening += 1;
             self.happen(what);
         }
+        self.happen_storage();
         while let Some(delivery) = self.net.poll(self.now) {
             if delivery.to == self.broker.addr {
                 self.broker.receive(delivery);
@@ -181,63 +234,50 @@ impl World {
                 client.receive(self.now, delivery);
             }
         }
-        self.broker.run(self.now, &mut self.net, &mut self.trace)?;
+        self.broker.run(self.now, &mut self.net, &mut self.shared.trace)?;
         let moving = !self.broker.agrees();
         if !moving {
-            self.model.agreed(self.now);
+            self.shared.model.agreed(self.now);
+            self.lives_agreed();
         }
         for client in &mut self.clients {
-            let mut around = Surroundings {
-                now: self.now,
-                heal_at: self.plan.heal_at,
-                rng: &mut self.rng,
-                model: &mut self.model,
-                trace: &mut self.trace,
-                shards: &self.plan.shards,
-                deleted: &self.deleted,
-                moving,
-                generations: &self.generations,
-            };
+            let mut around = self.shared.around(self.now, moving, client.probes);
             client.step(&mut self.net, &mut around)?;
         }
         Ok(())
     }
 
+    /// Takes a stream away.
+    pub(super) fn delete(&mut self, stream: usize) {
+        self.shared.trace.note(self.now, "delete", [stream as u64, 0, 0]);
+        self.shared.deleted[stream] = true;
+        self.shared.gone[stream] = true;
+        self.shared.excuses.unsettled = true;
+        self.broker.delete(self.now, stream);
+    }
+
     fn happen(&mut self, what: Happening) {
         match what {
             Happening::Move { stream, shard, core } => {
-                self.trace.note(self.now, "move", [stream as u64, u64::from(shard), u64::from(core)]);
+                self.shared.trace.note(self.now, "move", [stream as u64, u64::from(shard), u64::from(core)]);
                 self.broker.move_shard(self.now, (stream, shard), core);
                 if let Some((_, generation)) = self.broker.place(stream, shard) {
-                    self.generations[stream][shard as usize] = generation;
+                    self.shared.generations[stream][shard as usize] = generation;
                 }
+                self.shared.excuses.unsettled = true;
             }
-            Happening::Delete { stream } => {
-                self.trace.note(self.now, "delete", [stream as u64, 0, 0]);
-                self.deleted[stream] = true;
-                self.broker.delete(self.now, stream);
-            }
+            Happening::Delete { stream } => self.delete(stream),
             Happening::Pause { core, time } => {
-                self.trace.note(self.now, "pause", [u64::from(core), time.as_micros() as u64, 0]);
+                self.shared.trace.note(self.now, "pause", [u64::from(core), time.as_micros() as u64, 0]);
                 self.broker.pause(core, self.now + time);
             }
             Happening::Kill { client, silent } => {
-                self.trace.note(self.now, "kill", [client as u64, u64::from(silent), 0]);
-                let mut around = Surroundings {
-                    now: self.now,
-                    heal_at: self.plan.heal_at,
-                    rng: &mut self.rng,
-                    model: &mut self.model,
-                    trace: &mut self.trace,
-                    shards: &self.plan.shards,
-                    deleted: &self.deleted,
-                    moving: false,
-                    generations: &self.generations,
-                };
+                self.shared.trace.note(self.now, "kill", [client as u64, u64::from(silent), 0]);
+                let mut around = self.shared.around(self.now, false, false);
                 self.clients[client].end(self.now, silent, &mut self.net, &mut around);
             }
             Happening::Drain => {
-                self.trace.note(self.now, "drain", [0; 3]);
+                self.shared.trace.note(self.now, "drain", [0; 3]);
                 self.draining = true;
                 self.broker.drain(self.now);
                 for client in &mut self.clients {
@@ -249,18 +289,26 @@ impl World {
 
     /// Whether subscriptions are owed everything by policy.
     fn blocks(&self) -> bool {
+        if self.shared.excuses.durable {
+            // What does not fit a queue is read from the log, as long as it is there.
+            return !self.shared.excuses.retention;
+        }
         self.plan.limits.slow_subscriber == SlowSubscriber::Block
     }
 
     /// Whether publishes nobody asked an answer for must arrive too.
     fn unacked_count(&self) -> bool {
-        self.plan.clients.iter().all(|c| c.renews || c.token_life_s >= 1_000)
+        let lives = !self.shared.excuses.durable;
+        lives && self.plan.clients.iter().all(|c| c.renews || c.token_life_s >= 1_000)
     }
 
     /// What is still to be waited for.
-    fn unfinished(&self) -> Option<String> {
+    pub(super) fn unfinished(&self) -> Option<String> {
         if self.draining {
             return (!self.broker.is_drained()).then(|| "a core is not drained".to_owned());
+        }
+        if !self.broker.is_up() {
+            return Some("the broker is not up".to_owned());
         }
         for client in self.clients.iter().filter(|c| !c.dead) {
             for publisher in &client.publishers {
@@ -272,6 +320,9 @@ impl World {
             }
             if let Some(at) = client.subscribers.iter().position(super::subscriber::Subscriber::is_pending) {
                 return Some(format!("client {}: subscription {at} is not there", client.index));
+            }
+            if let Some(at) = client.subscribers.iter().position(|s| s.is_reading(&self.shared.model)) {
+                return Some(format!("client {}: subscription {at} is behind", client.index));
             }
             if !client.is_written() {
                 return Some(format!("client {}: not everything is written", client.index));
@@ -289,8 +340,8 @@ impl World {
     }
 
     fn first_missing(&self) -> Option<String> {
-        self.model.readers().find_map(|(id, reader)| {
-            let missing = self.model.missing(id, self.unacked_count());
+        self.shared.model.readers().find_map(|(id, reader)| {
+            let missing = self.shared.model.missing(id, self.unacked_count());
             let first = missing.first()?;
             let (count, shard) = (missing.len(), reader.shard);
             Some(format!(
@@ -302,7 +353,7 @@ impl World {
 
     fn check_losses(&self) -> Result<(), String> {
         if self.blocks()
-            && let Some((id, reader)) = self.model.readers().find(|(_, r)| r.gaps > 0)
+            && let Some((id, reader)) = self.shared.model.readers().find(|(_, r)| r.gaps > 0)
         {
             return Err(format!(
                 "reader {id} lacks records under Block: {:?} in {:?}",
@@ -310,7 +361,7 @@ impl World {
             ));
         }
         if !self.plan.has(|h| matches!(h, Happening::Move { .. }))
-            && let Some(wrong) = self.model.mistold()
+            && let Some(wrong) = self.shared.model.mistold()
         {
             return Err(wrong);
         }
@@ -320,7 +371,7 @@ impl World {
     /// Once every subscription has ended: what was skipped was counted, and without skipping nothing lacks.
     fn check_drops(&self) -> Result<(), String> {
         let dropped = self.broker.count(Counter::SubscribeDropped);
-        let gaps: u64 = self.model.readers().map(|(_, r)| r.gaps).sum();
+        let gaps: u64 = self.shared.model.readers().map(|(_, r)| r.gaps).sum();
         if gaps > dropped {
             return Err(format!("{gaps} records lack between others and {dropped} are counted"));
         }
@@ -337,11 +388,11 @@ impl World {
         let planned = |pick: fn(&Happening) -> bool| u64::from(self.plan.has(pick));
         let counted = |counter| self.broker.count(counter);
         Report {
-            hash: self.trace.hash(),
-            happened: self.trace.len(),
-            acked: self.model.acked,
-            refused: self.model.refused,
-            delivered: self.model.readers().map(|(_, r)| r.records).sum(),
+            hash: self.shared.trace.hash(),
+            happened: self.shared.trace.len(),
+            acked: self.shared.model.acked,
+            refused: self.shared.model.refused,
+            delivered: self.shared.model.readers().map(|(_, r)| r.records).sum(),
             met: vec![
                 ("block", u64::from(self.blocks())),
                 ("move", planned(|h| matches!(h, Happening::Move { .. }))),
@@ -355,10 +406,14 @@ impl World {
                 ("stray", counted(Counter::StrayDatagrams)),
                 ("dropped for a subscriber", counted(Counter::SubscribeDropped)),
                 ("auth refused", counted(Counter::AuthRefused)),
-                ("went on where told", self.model.went_on),
-                ("started too old", self.model.too_old),
+                ("went on where told", self.shared.model.went_on),
+                ("started too old", self.shared.model.too_old),
                 ("expired", u64::from(!self.unacked_count())),
-            ],
+            ]
+            .into_iter()
+            .filter(|(what, _)| self.may_meet(what))
+            .chain(self.met_durable())
+            .collect(),
         }
     }
 }

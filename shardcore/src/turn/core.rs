@@ -104,6 +104,8 @@ pub struct Core {
     pub(super) granted: BTreeMap<ShardKey, (u16, LogSource)>,
     /// Durable shards of this core that are not served yet.
     pub(super) wanted: Vec<(ShardId, Wanted)>,
+    /// Those whose log could not be made; they are wanted again in a while.
+    pub(super) unmade: Vec<(ShardId, Wanted)>,
     pub(super) next_retain: Tick,
     pub(super) next_log_figures: Tick,
     pub(super) rings_bytes: usize,
@@ -175,6 +177,7 @@ impl Core {
             store: None,
             granted: BTreeMap::new(),
             wanted: Vec::new(),
+            unmade: Vec::new(),
             next_retain: Tick::ZERO,
             next_log_figures: Tick::ZERO,
             rings_bytes: 0,

@@ -135,14 +135,7 @@ async fn recover_all(storage: &CoreStorage, files: &mut Files, io: &mut CoreIo) 
     let mut volumes = Vec::with_capacity(storage.roots.len());
     for (index, root) in (0..).zip(&storage.roots) {
         let began = io.now();
-        let config = RecoveryConfig {
-            volume: VolumeId(index),
-            boot: storage.boot,
-            entropy: storage.entropy.wrapping_add(u64::from(index)),
-            first_token: 0,
-            lock_wait: LOCK_WAIT,
-        };
-        let mut recovery = Recovery::new(config, files.pool().clone());
+        let mut recovery = recovery_of(index, (storage.boot, storage.entropy), files.pool());
         let mut driver = Driver::default();
         let found = loop {
             if let Some(result) = driver.recover(files, &mut recovery) {
@@ -160,10 +153,21 @@ async fn recover_all(storage: &CoreStorage, files: &mut Files, io: &mut CoreIo) 
             took_ms = took.as_millis(),
             "recovered"
         );
-        let refused = found.refused.iter().map(|refused| (refused.key, refused.to_string())).collect();
         // `found.lock` stays open with the files of this core.
-        volumes.push(RecoveredVolume { run: found.run, logs: found.logs, refused, torn: found.torn.len() });
+        volumes.push(RecoveredVolume::from(found));
     }
     failpoint::enter(Phase::Run);
     Ok(volumes)
+}
+
+/// The recovery of a volume. `start`: the kernel's boot id and a random number of this start.
+pub fn recovery_of(volume: u16, start: ([u8; 16], u64), pool: &BufPool) -> Recovery {
+    let config = RecoveryConfig {
+        volume: VolumeId(volume),
+        boot: start.0,
+        entropy: start.1.wrapping_add(u64::from(volume)),
+        first_token: 0,
+        lock_wait: LOCK_WAIT,
+    };
+    Recovery::new(config, pool.clone())
 }

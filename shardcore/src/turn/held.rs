@@ -11,6 +11,11 @@ impl Core {
         self.counters.get(counter)
     }
 
+    /// Whether a log of this core has failed and takes no writes until the next start.
+    pub fn has_stopped_log(&self) -> bool {
+        self.store.as_ref().is_some_and(|store| store.engines().any(|engine| engine.stopped_logs() > 0))
+    }
+
     /// What is unfinished, by name. With `connections` also what an idle connection holds.
     pub fn held(&self, connections: bool) -> Vec<(&'static str, u64)> {
         let rings: usize = self.shards.values().map(|s| s.ring_bytes()).sum();

@@ -2,7 +2,7 @@
 
 pub mod core;
 pub mod counters;
-mod disks;
+pub(crate) mod disks;
 #[cfg(any(test, feature = "sim"))]
 mod held;
 pub mod lane;

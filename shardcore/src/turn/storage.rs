@@ -13,6 +13,7 @@ use felix_logstore::id::ShardKey;
 use felix_logstore::retention::Retention;
 use felix_runtime::clock::Tick;
 use felix_runtime::file::{BufPool, DiskError, Done, Op, Token};
+use felix_runtime::planted::{self, Defect};
 use felix_wire::id::{Generation, Offset};
 
 use super::core::Core;
@@ -143,6 +144,10 @@ impl Core {
                 let config = store.log_config(Retention::default());
                 let open = store.find(key);
                 let source = (!matches!(source, LogSource::New)).then_some(source);
+                if open.is_none() && source.is_none() {
+                    // It was never made.
+                    return self.tell_admin(FromCore::LogDeleted { key });
+                }
                 let at = open.or_else(|| store.bring(volume, key, source?, config));
                 if let Some(at) = at
                     && let Some(engine) = store.engine(at)
@@ -173,6 +178,7 @@ impl Core {
                 engine.configure(at.log, config);
             }
         }
+        self.unmade.clear();
         self.wanted = wanted.into_iter().filter(|(id, _)| !self.shards.contains_key(id)).collect();
         self.open_wanted(now);
     }
@@ -250,7 +256,7 @@ impl Core {
                         self.answer_reader(page_for.shard, to, what);
                     }
                     PageReader::Numbers => self.with_logged(at(log), |shard, cx| {
-                        shard.numbers_page(&batches, page_for.from, cx);
+                        shard.numbers_page(&batches, cx);
                     }),
                 }
             }
@@ -259,9 +265,8 @@ impl Core {
             }
             Event::ReadFailed { log, read, error } => self.read_failed(at(log), read, &error),
             Event::CreateFailed { log, error } => {
-                let key = self.key_of(at(log));
-                tracing::error!(%error, %key, "a log could not be made; it is tried again with the next routes");
-                self.close_logged(now, at(log), Ending::Moved);
+                tracing::error!(%error, "a log could not be made; it is tried again");
+                self.create_failed(now, at(log));
             }
             Event::Deleted { log, key } => {
                 self.close_logged(now, at(log), Ending::Deleted);
@@ -293,6 +298,22 @@ impl Core {
         }
     }
 
+    /// A log could not be made, and nothing of it is there: its shard waits until it is tried again.
+    fn create_failed(&mut self, now: Tick, at: LogAt) {
+        let id = self.store.as_ref().and_then(|store| store.shard_of(at));
+        let generation = id.and_then(|id| self.shards.get(&id)).map(Shard::generation);
+        self.close_logged(now, at, Ending::Moved);
+        let Some((id, generation)) = id.zip(generation) else { return };
+        let Some((route, retention)) =
+            self.routes.route(id.stream).and_then(|route| Some((route, route.log?)))
+        else {
+            return;
+        };
+        let key = route.log_key(id.shard);
+        self.granted.insert(key, (at.volume, LogSource::New));
+        self.unmade.push((id, Wanted { generation, key, retention }));
+    }
+
     fn key_of(&self, at: LogAt) -> String {
         let log = self.store.as_ref().and_then(|store| store.log(at));
         log.map_or_else(String::new, |log| log.key().to_string())
@@ -316,7 +337,10 @@ impl Core {
         }
     }
 
-    fn log_settled(&mut self, at: LogAt, end: Offset) {
+    fn log_settled(&mut self, at: LogAt, mut end: Offset) {
+        if planted::is(Defect::UnsettledServed) {
+            end = self.store.as_ref().and_then(|store| store.log(at)).map_or(end, |log| log.claimed_end());
+        }
         self.with_logged(at, |shard, cx| shard.settled(end, cx));
     }
 
@@ -378,6 +402,7 @@ impl Core {
         }
         if now >= self.next_log_figures {
             self.next_log_figures = now + FIGURES_EVERY;
+            self.wanted.append(&mut self.unmade);
             self.set_log_figures();
         }
     }

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use felix_runtime::planted::{self, Defect};
 use felix_wire::id::Offset;
 
 use super::frame::{Frame, FrameLimits, cut};
@@ -333,7 +334,7 @@ impl Subscription {
 
     fn push(&mut self, frame: Arc<Frame>) {
         let gap = std::mem::take(&mut self.gap);
-        let told = gap > 0 && self.kind.offsets && self.kind.skips;
+        let told = gap > 0 && self.kind.offsets && self.kind.skips && !planted::is(Defect::GapUntold);
         let frame = if told { Arc::new(frame.behind_gap(gap)) } else { frame };
         self.queue_bytes += frame.cost();
         self.queue.push_back(frame);

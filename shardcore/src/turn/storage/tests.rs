@@ -12,7 +12,7 @@ use felix_logstore::recovery::{LOCK_WAIT, Recovery, RecoveryConfig};
 use felix_logstore::retention::Retention;
 use felix_runtime::clock::Tick;
 use felix_runtime::file::{BufPool, Disk, DiskError, Done, Token, VolumeId};
-use felix_runtime::sim::{DiskFaults, Fault, OpKind, SimDisk};
+use felix_runtime::sim::{DiskFaults, Fault, OpKind, SimDisk, SimRng};
 use felix_wire::client::Records;
 use felix_wire::error_code::ErrorCode;
 use felix_wire::id::{CoreId, Generation, Incarnation, Offset, ProducerId, Sequence, ShardIndex};
@@ -70,12 +70,13 @@ struct World {
 
 impl World {
     fn new(policy: Fsync) -> World {
-        World::over(SimDisk::new(1, &[256 * MIB], DiskFaults::none(Duration::from_micros(100))), policy).0
+        World::over(SimDisk::new(1, &[256 * MIB], DiskFaults::none(Duration::from_micros(100))), policy, 1).0
     }
 
     /// Recovers the disk, starts the cores, and gives what was found beside.
-    fn over(mut disk: SimDisk, policy: Fsync) -> (World, Vec<LogState>) {
-        let (run, logs) = recover(&mut disk);
+    /// `boot`: the machine's starts.
+    fn over(mut disk: SimDisk, policy: Fsync, boot: u8) -> (World, Vec<LogState>) {
+        let (run, logs) = recover(&mut disk, boot);
         let pool = BufPool::heap(96 << 20);
         let limits = Arc::new(CoreLimits { ring_bytes_max: 64 << 10, ..CoreLimits::default() });
         let now = disk.now();
@@ -83,7 +84,7 @@ impl World {
         let open = |id: u16| {
             let mut core = bare_core(id, CORES, &limits);
             let (entropy, reservations) = (u64::from(id) + 10 * run.0, reservations.clone());
-            let start = VolumeStart { run, boot: [1; 16], entropy, reservations };
+            let start = VolumeStart { run, boot: [boot; 16], entropy, reservations };
             core.open_store(settings(policy), &[start], &pool, now).expect("sound settings");
             core
         };
@@ -105,11 +106,16 @@ impl World {
     /// The process dies; another one takes over what the disk holds.
     fn restart(mut self, policy: Fsync) -> World {
         self.disk.kill();
-        World::again(self.disk, policy, self.incarnation)
+        World::take_over(self.incarnation, World::over(self.disk, policy, 1))
     }
 
-    fn again(disk: SimDisk, policy: Fsync, incarnation: u64) -> World {
-        let (mut world, logs) = World::over(disk, policy);
+    /// Power is lost, and a process of the machine's next start takes over.
+    fn lose_power(mut self, policy: Fsync) -> World {
+        self.disk.crash(&mut SimRng::new(1));
+        World::take_over(self.incarnation, World::over(self.disk, policy, 2))
+    }
+
+    fn take_over(incarnation: u64, (mut world, logs): (World, Vec<LogState>)) -> World {
         let log =
             logs.into_iter().find(|log| log.key.incarnation.0 == incarnation).expect("the log is there");
         world.incarnation = incarnation;
@@ -139,11 +145,8 @@ impl World {
             }
         }
         assert_eq!(hits, 1, "one batch at offset {hit}");
-        World::again(
-            SimDisk::from_image(1, image, DiskFaults::none(Duration::from_micros(100))),
-            policy,
-            incarnation,
-        )
+        let disk = SimDisk::from_image(1, image, DiskFaults::none(Duration::from_micros(100)));
+        World::take_over(incarnation, World::over(disk, policy, 1))
     }
 
     /// The answer to a record that says `token`.
@@ -314,10 +317,15 @@ fn number(payload: &[u8]) -> u64 {
     payload.first_chunk().map_or(u64::MAX, |bytes| u64::from_be_bytes(*bytes))
 }
 
-fn recover(disk: &mut SimDisk) -> (Run, Vec<LogState>) {
+fn recover(disk: &mut SimDisk, boot: u8) -> (Run, Vec<LogState>) {
     let entropy = disk.counts().answered;
-    let config =
-        RecoveryConfig { volume: VolumeId(0), boot: [1; 16], entropy, first_token: 0, lock_wait: LOCK_WAIT };
+    let config = RecoveryConfig {
+        volume: VolumeId(0),
+        boot: [boot; 16],
+        entropy,
+        first_token: 0,
+        lock_wait: LOCK_WAIT,
+    };
     let mut recovery = Recovery::new(config, BufPool::heap(32 << 20));
     let mut driver = Driver::default();
     loop {
@@ -400,6 +408,23 @@ fn a_failed_write_leaves_the_outcome_unknown_and_the_log_refuses_until_the_next_
     assert!(read == [0, 3] || read == [0, 1, 3], "{read:?}");
 }
 
+/// It was never tried again, and its shard not served until the next start of the broker.
+#[test]
+fn a_log_that_could_not_be_made_is_made_when_the_disk_works_again() {
+    let mut world = World::new(Fsync::OnCommit);
+    world.disk.choose_faults(|asked| {
+        (asked.kind == OpKind::MakeDir).then_some(Fault::Error(DiskError::Io { errno: 5 }))
+    });
+    world.serve(0, LogSource::New);
+    world.run(Duration::from_millis(20));
+    assert!(!world.cores[0].shards.contains_key(&SHARD), "there is no log");
+    world.disk.choose_faults(|_| None);
+    world.run(Duration::from_millis(500));
+    world.publish(0, 1, None);
+    world.run(Duration::from_millis(20));
+    assert_eq!(world.settled(), [(1, Some(0))]);
+}
+
 #[test]
 fn a_reader_below_the_ring_is_served_from_the_log() {
     let mut world = World::new(Fsync::OnCommit);
@@ -449,6 +474,26 @@ fn a_numbered_publish_sent_again_is_stored_once_also_after_a_kill() {
         "{answers:?}"
     );
     assert_eq!(world.read(0, 0), [10, 11, 12]);
+}
+
+/// The offsets between the records and the next one were read for producers without end, in one turn of the core.
+#[test]
+fn a_numbered_publish_right_after_a_power_loss_is_decided() {
+    let mut world = World::new(Fsync::None);
+    world.serve(0, LogSource::New);
+    world.publish(0, 0, Some((ProducerId(7), Sequence(0))));
+    world.run(Duration::from_millis(20));
+    assert_eq!(world.settled(), [(0, Some(0))]);
+    world.disk.choose_faults(|asked| {
+        (asked.kind == OpKind::Presize).then_some(Fault::Stall(Duration::from_millis(100)))
+    });
+    let mut world = world.lose_power(Fsync::None);
+    world.publish(0, 1, Some((ProducerId(8), Sequence(0))));
+    world.turn();
+    assert_eq!(world.settled(), [], "its segment is not there yet");
+    world.run(Duration::from_millis(500));
+    let settled = world.settled();
+    assert!(matches!(settled[..], [(1, Some(offset))] if offset > 1_000), "{settled:?}");
 }
 
 #[test]
@@ -548,7 +593,7 @@ fn a_deleted_life_is_gone_and_the_next_one_begins_empty() {
         world.answers.clear();
     }
     world.disk.kill();
-    assert!(recover(&mut world.disk).1.is_empty(), "no life is left on the disk");
+    assert!(recover(&mut world.disk, 1).1.is_empty(), "no life is left on the disk");
 }
 
 #[test]

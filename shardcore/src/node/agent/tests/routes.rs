@@ -188,7 +188,7 @@ fn a_shard_whose_log_was_refused_says_so_and_what_is_wrong_with_it() {
         refused: vec![(key, "the segment is missing".to_owned())],
         torn: 0,
     };
-    world.logs.recovered(vec![found], 1);
+    world.logs.recovered(vec![found], 1, || 7);
     let durable = Stream { durable: true, ..stream("d", 2, 1) };
     let assignments = vec![assignment("d", 0, "me", 1, 1), assignment("d", 1, "me", 1, 1)];
     let routes = world.say(vec![durable], assignments);

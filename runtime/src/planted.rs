@@ -1,0 +1,68 @@
+//! Defects that tests of the simulator plant, to see that it finds them. Scope: per thread; builds with the feature `sim`
+//! only, everywhere else nothing of it is there.
+//! Owns: which defect is planted on this thread. Invariants: without [`plant`] none is; at most one is.
+//! Not here: what finds them (`felix-sim`).
+
+/// A mistake that somebody could make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Defect {
+    /// Commit rounds are acked when they are written, not when they are synced.
+    AckBeforeSync,
+    /// A segment counts as durable after a spill without a sync.
+    SpillNotSynced,
+    /// A round whose write failed counts as written.
+    FailedWriteIgnored,
+    /// Recovery does not look at the last round.
+    LastRoundDropped,
+    /// After a power loss offsets go on where the records end, whatever was seen above.
+    CeilingIgnored,
+    /// What producers have sent is not read from the log after a start.
+    ProducersForgotten,
+    /// Claimed records are served and acked before they are settled.
+    UnsettledServed,
+    /// A stream that comes back is given the log of its namesake.
+    NamesakeLog,
+    /// Offsets without records are passed over in silence.
+    GapUntold,
+}
+
+impl Defect {
+    /// All of them.
+    pub const ALL: [Defect; 9] = [
+        Defect::AckBeforeSync,
+        Defect::SpillNotSynced,
+        Defect::FailedWriteIgnored,
+        Defect::LastRoundDropped,
+        Defect::CeilingIgnored,
+        Defect::ProducersForgotten,
+        Defect::UnsettledServed,
+        Defect::NamesakeLog,
+        Defect::GapUntold,
+    ];
+}
+
+#[cfg(any(test, feature = "sim"))]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<Defect>> = const { std::cell::Cell::new(None) };
+}
+
+/// Plants a defect on this thread, or none.
+#[cfg(any(test, feature = "sim"))]
+pub fn plant(defect: Option<Defect>) {
+    PLANTED.set(defect);
+}
+
+/// Whether that defect is planted.
+#[cfg(any(test, feature = "sim"))]
+#[must_use]
+pub fn is(defect: Defect) -> bool {
+    PLANTED.get() == Some(defect)
+}
+
+/// Whether that defect is planted: never in this build.
+#[cfg(not(any(test, feature = "sim")))]
+#[inline]
+#[must_use]
+pub const fn is(_defect: Defect) -> bool {
+    false
+}
