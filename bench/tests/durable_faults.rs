@@ -376,6 +376,12 @@ impl Volume {
         mount.is_ok_and(|output| output.status.success()).then_some(Volume { root })
     }
 
+    fn free_bytes(&self) -> u64 {
+        let said = Command::new("stat").args(["-f", "-c", "%a %S"]).arg(&self.root).output().unwrap();
+        let text = String::from_utf8(said.stdout).unwrap();
+        text.split_whitespace().map(|number| number.parse::<u64>().unwrap()).product()
+    }
+
     /// Takes every byte that is free.
     fn take_all(&self) {
         let mut filler =
@@ -464,6 +470,10 @@ async fn a_full_volume_refuses_writes_and_nothing_else_until_there_is_room() {
     assert_eq!(refusal.code(), Some(&ErrorCode::Storage), "{refusal}");
     assert_eq!(read(&client, "kept", kept.len()).await.unwrap(), kept);
     assert_eq!(read(&client, "ballast", ballast.len()).await.unwrap(), ballast);
+    // Both cores together have left what is to stay free, and it is said once.
+    let free = volume.free_bytes();
+    assert!(free >= 8 << 20, "{free} bytes are free");
+    assert_eq!(stage.log().matches("nearly full").count(), 1, "{}", stage.log());
     // A restart does not help, and does no harm.
     client.close().await;
     broker.kill();
