@@ -90,7 +90,7 @@ impl StoragePlan {
             policy: policies[rng.below(5) as usize],
             flush_every: MS * (20 + rng.below(400) as u32),
             segment_bytes_first: 64 * KIB,
-            segment_bytes_max: 64 * KIB << rng.below(5),
+            segment_bytes_max: (64 * KIB) << rng.below(5),
             volumes: 1 + rng.below(2) as u16,
             volume_bytes: VOLUME_BYTES,
             retention: retention(rng),
