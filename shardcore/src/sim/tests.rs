@@ -12,7 +12,7 @@ use super::*;
 use crate::snapshot::{CoreLimits, SlowSubscriber};
 
 /// Durable seeds that every run of the tests takes.
-const DURABLE_SEEDS: u64 = 40;
+const DURABLE_SEEDS: u64 = 100;
 
 /// The number an environment variable holds.
 fn number(name: &str) -> Option<u64> {
