@@ -368,3 +368,30 @@ fn a_log_can_be_cut_behind_a_damaged_batch() {
     assert_eq!(found[&90], Some(vec![9; 20]));
     assert!(found.range(..90).all(|(offset, record)| records[offset] == *record) && found.len() == 90);
 }
+
+#[test]
+fn a_log_that_was_refused_after_a_power_loss_does_not_give_its_offsets_again_later() {
+    let mut world = World::empty(8);
+    let mut rng = SimRng::new(8);
+    let key = key(1, 1);
+    let log = world.create(key, Fsync::None);
+    for _ in 0..20 {
+        world.publish(log, &[payload(&mut rng, 3_000)]);
+    }
+    world.settle(log);
+    let mut image = world.disk.sim().image_after_power_loss(&mut rng);
+    // The head of its segment cannot be read at the next start, and can at the one after.
+    let names = image.files().into_iter().map(|(path, _)| path);
+    let segment = names.filter(|path| path.as_str().ends_with(".seg")).min().expect("it has a segment");
+    image.flip_bit(&segment, 100).expect("it is there");
+    let mut world = World::start(from_image(8, image), 2);
+    assert_eq!(world.recovered.refused.len(), 1, "{:?}", world.recovered.refused);
+    world.disk.sim().kill();
+    let mut image = world.disk.sim().image();
+    image.flip_bit(&segment, 100).expect("it is there");
+    let mut world = World::start(from_image(9, image), 2);
+    assert!(world.recovered.refused.is_empty(), "{:?}", world.recovered.refused);
+    let log = world.engine.find(key).expect("it is there");
+    let next = world.publish(log, &[vec![1]]);
+    assert!(next >= Offset(20), "offset {next} was given before the power was lost");
+}

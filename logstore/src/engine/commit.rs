@@ -44,6 +44,11 @@ pub(super) struct RoundInFlight {
     marked: Vec<LogId>,
 }
 
+/// The answer of a write.
+fn planted_result(result: Result<(), DiskError>) -> Result<(), DiskError> {
+    if planted::is(Defect::FailedWriteIgnored) { Ok(()) } else { result }
+}
+
 impl Engine {
     /// Submits what can be submitted.
     pub(super) fn submit(&mut self, now: Tick) {
@@ -141,7 +146,7 @@ impl Engine {
         self.directs.end(asked);
         self.due.insert(log);
         self.with(log, |log| log.run_written(run));
-        match result {
+        match planted_result(result) {
             Ok(()) => {
                 self.counts.direct(bytes, asked, now);
                 self.latencies.written(batches, bytes);
@@ -349,9 +354,7 @@ impl Engine {
         self.due.extend(round.pieces.iter().map(|(log, _)| *log));
         let waiting = std::mem::take(&mut self.due_after_round);
         self.due.extend(waiting);
-        if let Err(error) = result
-            && !planted::is(Defect::FailedWriteIgnored)
-        {
+        if let Err(error) = planted_result(result) {
             self.round_failed(round, error);
             return;
         }

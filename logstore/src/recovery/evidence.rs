@@ -34,6 +34,8 @@ pub(crate) struct Known {
     pub suspect: bool,
     /// The earliest segment that marks of readable rounds name.
     pub first_segment: Option<u64>,
+    /// The lineages that rounds name, each with the boot id of the process that wrote it.
+    boots: BTreeSet<(Lineage, [u8; 16])>,
 }
 
 /// What is known of all.
@@ -86,7 +88,8 @@ impl Evidence {
             rounds.into_iter().filter(|(_, round)| Some(round.round.number) >= live_from).collect();
         let dropped = usize::from(planted::is(Defect::LastRoundDropped));
         for (slot, round) in live.iter().take(live.len().saturating_sub(dropped)) {
-            self.add_round(*slot, round);
+            let head = group.iter().find(|(index, _)| index == slot).and_then(|(_, read)| read.head);
+            self.add_round(*slot, head.map_or([0; 16], |head| head.boot), round);
         }
         if newest {
             self.add_listed(group);
@@ -111,15 +114,21 @@ impl Evidence {
         }
     }
 
-    fn add_round(&mut self, slot: usize, round: &RoundRead) {
+    fn add_round(&mut self, slot: usize, boot: [u8; 16], round: &RoundRead) {
         for mark in &round.round.marks {
-            self.logs.entry(mark.key).or_default().add_mark(mark);
+            let known = self.logs.entry(mark.key).or_default();
+            known.add_mark(mark);
+            known.boots.insert((mark.lineage, boot));
         }
         for prior in &round.round.prior {
-            self.logs.entry(prior.key).or_default().add_durable(prior.lineage, prior.end);
+            let known = self.logs.entry(prior.key).or_default();
+            known.add_durable(prior.lineage, prior.end);
+            known.boots.insert((prior.lineage, boot));
         }
         for (piece, byte) in &round.pieces {
-            self.logs.entry(piece.key).or_default().pieces.push((*piece, slot, *byte));
+            let known = self.logs.entry(piece.key).or_default();
+            known.pieces.push((*piece, slot, *byte));
+            known.boots.insert((piece.lineage, boot));
         }
     }
 
@@ -145,6 +154,13 @@ fn keys_of(round: &RoundRead) -> impl Iterator<Item = ShardKey> + '_ {
 }
 
 impl Known {
+    /// Whether the kernel was started again since the log was last written, as far as rounds say. The newest use of the
+    /// volume may be later: a recovery that refused the log has looked at nothing of it.
+    pub fn is_from_before(&self, boot: [u8; 16]) -> bool {
+        let newest = self.boots.last().map(|(lineage, _)| *lineage);
+        self.boots.iter().any(|(lineage, written)| Some(*lineage) == newest && *written != boot)
+    }
+
     fn add_mark(&mut self, mark: &Mark) {
         self.start = self.start.max(mark.start);
         self.deleted |= mark.kind == MarkKind::Deleted;

@@ -38,6 +38,7 @@ pub(super) async fn recover(desk: &Desk, config: RecoveryConfig) -> Result<Recov
         desk: desk.clone(),
         volume: config.volume,
         wait: config.lock_wait,
+        boot: config.boot,
         rebooted: evidence.boot.is_some_and(|boot| boot != config.boot),
         slots: files.clone(),
     };

@@ -32,6 +32,8 @@ pub(super) struct Setting {
     pub desk: Desk,
     pub volume: VolumeId,
     pub wait: Duration,
+    /// The kernel's boot id.
+    pub boot: [u8; 16],
     /// The kernel was started again since the last use of the volume.
     pub rebooted: bool,
     /// Open slots, by their number in the evidence.
@@ -247,7 +249,9 @@ impl Shard<'_> {
         let newest = self.picture.newest();
         let raised = newest.is_none_or(|head| mark.is_some_and(|mark| mark.lineage > head.lineage));
         let of_head = newest.filter(|_| !raised).map(|head| head.ceiling);
-        let lost = policy != Fsync::OnCommit && self.setting.rebooted && !self.picture.known.clean;
+        let known = self.picture.known;
+        let rebooted = self.setting.rebooted || known.is_from_before(self.setting.boot);
+        let lost = policy != Fsync::OnCommit && rebooted && !known.clean;
         let ceiling = of_head.max(mark.map(|mark| mark.ceiling)).filter(|_| lost);
         end.max(owed.unwrap_or_default()).max(ceiling.unwrap_or_default())
     }

@@ -262,7 +262,12 @@ impl Publisher {
                 }
                 Ok(())
             }
-            other => Err(format!("not an answer to producer_init: {}", other.type_name())),
+            Message::Error(error) if error.code == Some(ErrorCode::Unauthenticated) => {
+                self.init = None;
+                self.token_is_over();
+                Ok(())
+            }
+            other => Err(format!("not an answer to producer_init: {other:?}")),
         }
     }
 
@@ -282,6 +287,15 @@ impl Publisher {
         }
     }
 
+    /// Nothing that it sends is taken any more.
+    fn token_is_over(&mut self) {
+        self.over = true;
+        self.left = 0;
+        if let Some(numbered) = &mut self.numbered {
+            numbered.give_up();
+        }
+    }
+
     /// What becomes of a publish that was refused.
     ///
     /// # Errors
@@ -297,15 +311,11 @@ impl Publisher {
         let unknown = retry == RetryClass::OutcomeUnknown;
         let excused = match code {
             ErrorCode::Overloaded | ErrorCode::ShardUnavailable => !unknown,
-            ErrorCode::Storage if unknown => excuses.unsettled,
+            ErrorCode::Storage | ErrorCode::LeadershipLost if unknown => excuses.unsettled,
             ErrorCode::Storage => excuses.refused,
             ErrorCode::NotFound => around.deleted[due.shard.0] && !unknown,
             ErrorCode::Unauthenticated => {
-                self.over = true;
-                self.left = 0;
-                if let Some(numbered) = &mut self.numbered {
-                    numbered.give_up();
-                }
+                self.token_is_over();
                 !unknown
             }
             _ => false,

@@ -82,16 +82,16 @@ fn seeds_that_failed_once_do_not_fail_again() {
     }
 }
 
-/// One of these durable seeds finds each planted defect. From 0 on each takes at most 42 seeds; the one that takes most begins
-/// later to save time.
+/// One of these durable seeds finds each planted defect. A range that begins later than 0 saves time: the first that finds a
+/// failed write that is ignored is 264.
 const FOUND_BY: [(Defect, Range<u64>); 9] = [
     (Defect::AckBeforeSync, 0..10),
     (Defect::SpillNotSynced, 0..10),
-    (Defect::FailedWriteIgnored, 0..10),
-    (Defect::LastRoundDropped, 0..10),
+    (Defect::FailedWriteIgnored, 260..270),
+    (Defect::LastRoundDropped, 10..20),
     (Defect::CeilingIgnored, 0..10),
     (Defect::ProducersForgotten, 0..10),
-    (Defect::UnsettledServed, 40..50),
+    (Defect::UnsettledServed, 0..10),
     (Defect::NamesakeLog, 0..20),
     (Defect::GapUntold, 0..10),
 ];
