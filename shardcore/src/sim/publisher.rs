@@ -265,6 +265,9 @@ impl Publisher {
             Message::Error(error) if error.code == Some(ErrorCode::Unauthenticated) => {
                 self.init = None;
                 self.token_is_over();
+                if let Some(numbered) = &mut self.numbered {
+                    numbered.forget();
+                }
                 Ok(())
             }
             other => Err(format!("not an answer to producer_init: {other:?}")),
