@@ -153,7 +153,7 @@ impl Engine {
     /// Says which bound does not fit the others.
     pub fn new(config: EngineConfig, pool: BufPool, now: Tick) -> Result<Engine, &'static str> {
         config.check()?;
-        let desk = Desk::new(config.first_token, pool);
+        let desk = Desk::new(config.first_token, pool, config.reservations.clone());
         let mut engine = Engine {
             scripts: Scripts::new(desk.clone()),
             desk,
@@ -209,11 +209,8 @@ impl Engine {
             shard.making_segment = true;
         }
         self.scripts.start(async move {
-            let made = async {
-                desk.make_dir(dir.clone()).await?;
-                desk.sync_dir(dir.parent()).await
-            };
-            Ended::LogMade { log, result: made.await }
+            let result = scripts::make_log(&desk, dir).await;
+            Ended::LogMade { log, result }
         });
         Some(log)
     }

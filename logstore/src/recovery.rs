@@ -17,6 +17,7 @@ use std::time::Duration;
 use felix_runtime::file::{BufPool, DiskError, DiskPath, Done, FileId, Op, Token, VolumeId};
 use felix_wire::id::Offset;
 
+use crate::engine::Reservations;
 use crate::id::{Run, ShardKey};
 use crate::log::LogState;
 use crate::script::{Desk, Scripts};
@@ -104,7 +105,7 @@ impl Recovery {
     /// Begins. `pool` must hold 8 MiB.
     #[must_use]
     pub fn new(config: RecoveryConfig, pool: BufPool) -> Recovery {
-        let desk = Desk::new(config.first_token, pool);
+        let desk = Desk::new(config.first_token, pool, Reservations::default());
         let mut scripts = Scripts::new(desk.clone());
         let own = desk.clone();
         scripts.start(async move { finish::recover(&own, config).await });

@@ -19,6 +19,10 @@ use felix_runtime::file::{
     Outcome, ReadBuf, ReadRoom, SharedBuf, Token,
 };
 
+use crate::engine::Reservations;
+
+/// What a name gets that a failed sync of another one may have taken along.
+const EIO: i32 = 5;
 /// The most that is read at once.
 const READ_BYTES_MAX: usize = 2 << 20;
 
@@ -27,7 +31,12 @@ const READ_BYTES_MAX: usize = 2 << 20;
 pub struct Desk {
     inner: Rc<RefCell<Inner>>,
     pool: BufPool,
+    volume: Reservations,
 }
+
+/// A moment before a name was made; see [`Desk::sync_name`].
+#[derive(Debug, Clone, Copy)]
+pub struct NameSince(u64);
 
 struct Inner {
     next_token: u64,
@@ -101,9 +110,9 @@ fn done(outcome: Outcome) -> Result<(), DiskError> {
 }
 
 impl Desk {
-    /// A desk whose tokens begin at `first_token`, taking memory from `pool`.
+    /// A desk whose tokens begin at `first_token`, taking memory from `pool`. Desks of one volume share `volume`.
     #[must_use]
-    pub fn new(first_token: u64, pool: BufPool) -> Desk {
+    pub fn new(first_token: u64, pool: BufPool, volume: Reservations) -> Desk {
         let inner = Inner {
             next_token: first_token,
             current: 0,
@@ -111,7 +120,7 @@ impl Desk {
             asked: BTreeMap::new(),
             starved: Vec::new(),
         };
-        Desk { inner: Rc::new(RefCell::new(inner)), pool }
+        Desk { inner: Rc::new(RefCell::new(inner)), pool, volume }
     }
 
     /// The next operation to carry out.
@@ -256,7 +265,27 @@ impl Desk {
     }
 
     pub async fn sync_dir(&self, dir: DiskPath) -> Result<(), DiskError> {
-        self.ask(Op::SyncDir { dir }).await.and_then(done)
+        let result = self.ask(Op::SyncDir { dir }).await.and_then(done);
+        if result.is_err() {
+            self.volume.dir_failed();
+        }
+        result
+    }
+
+    /// To be asked before a name is made that [`Desk::sync_name`] makes durable.
+    #[must_use]
+    pub fn before_name(&self) -> NameSince {
+        NameSince(self.volume.dirs_failed())
+    }
+
+    /// Makes the names in `dir` durable that were made since `since`.
+    ///
+    /// # Errors
+    /// Also when the sync ends well and another one has failed meanwhile: that one may have been the one that had to store the
+    /// name, and no later one will.
+    pub async fn sync_name(&self, dir: DiskPath, since: NameSince) -> Result<(), DiskError> {
+        self.sync_dir(dir).await?;
+        if self.before_name().0 == since.0 { Ok(()) } else { Err(DiskError::Io { errno: EIO }) }
     }
 
     /// Makes a directory, or finds that it is there.

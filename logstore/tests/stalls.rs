@@ -133,8 +133,8 @@ fn a_segment_that_takes_30_s_to_make_holds_up_only_its_log() {
     the_others_go_on(Slow { kind: OpKind::Open, len: 30_000, policy: Fsync::OnCommit });
 }
 
-/// The `nth` sync of a run fails; gives the path and what stopped, and whether there was an `nth`.
-fn one_failed_sync(nth: u64) -> bool {
+/// The `nth` operation of `kind` of a run fails; gives the path and what stopped, and whether there was an `nth`.
+fn one_failed_sync(kind: OpKind, nth: u64) -> bool {
     let mut world = World::empty(5);
     let policies = [Fsync::OnCommit, Fsync::Periodic, Fsync::OnCommit, Fsync::None];
     let logs: Vec<LogId> =
@@ -143,7 +143,7 @@ fn one_failed_sync(nth: u64) -> bool {
     let failed = Rc::new(Cell::new(None));
     let (counted, told) = (count.clone(), failed.clone());
     world.disk.sim().choose_faults(move |asked| {
-        if asked.kind != OpKind::Sync {
+        if asked.kind != kind {
             return None;
         }
         counted.set(counted.get() + 1);
@@ -179,6 +179,8 @@ fn one_failed_sync(nth: u64) -> bool {
         assert!(stopped.is_empty());
         return false;
     };
+    // What could not be made is tried again when the volume is asked for its space.
+    world.pass(Duration::from_secs(3));
     for (log, policy) in logs.iter().zip(policies) {
         let own = path.as_str().contains(&key(u128::from(log.0), 1).to_string());
         let in_slot = path.as_str().starts_with("slots/") && policy != Fsync::OnCommit;
@@ -207,11 +209,21 @@ fn one_failed_sync(nth: u64) -> bool {
 #[test]
 fn a_sync_that_fails_once_stops_only_what_it_was_to_cover() {
     let mut nth = 1;
-    while one_failed_sync(nth) {
+    while one_failed_sync(OpKind::Sync, nth) {
         nth += 1;
     }
     println!("{} syncs failed, one in each run", nth - 1);
     assert!(nth > 20, "{nth}: there are more syncs in a run");
+}
+
+#[test]
+fn a_directory_sync_that_fails_once_takes_no_name_that_is_relied_on() {
+    let mut nth = 1;
+    while one_failed_sync(OpKind::SyncDir, nth) {
+        nth += 1;
+    }
+    println!("{} syncs of directories failed, one in each run", nth - 1);
+    assert!(nth > 10, "{nth}: there are more in a run");
 }
 
 /// It was due at a moment that had passed, and its core looked after it without a pause until the volume answered.

@@ -1,5 +1,6 @@
-//! Bytes of a volume that engines have taken for files. Scope: one per volume, shared by the engines of all cores.
-//! Owns: two counts that only rise.
+//! Bytes of a volume that engines have taken for files, and failures that concern them all. Scope: one per volume, shared by
+//! the engines of all cores.
+//! Owns: counts that only rise.
 //! Invariants: what was free when an engine asked, less everything taken that was not surely on the disk by then, is never
 //! more than what is free; two engines never take the same bytes.
 //! Not here: asking the volume, what is done when there is too little (`space`).
@@ -20,6 +21,8 @@ struct Counts {
     taken: AtomicU64,
     /// Of those, bytes whose file was made, or given up.
     made: AtomicU64,
+    /// Syncs of directories that failed, ever.
+    dirs_failed: AtomicU64,
 }
 
 impl Reservations {
@@ -45,6 +48,17 @@ impl Reservations {
     /// Takes `bytes` that must be had.
     pub(super) fn take(&self, bytes: u64) {
         self.0.taken.fetch_add(bytes, SeqCst);
+    }
+
+    /// Syncs of directories that failed so far. When one fails, what others have made in that directory may be forgotten
+    /// although a later sync ends well.
+    pub(crate) fn dirs_failed(&self) -> u64 {
+        self.0.dirs_failed.load(SeqCst)
+    }
+
+    /// A sync of a directory failed.
+    pub(crate) fn dir_failed(&self) {
+        self.0.dirs_failed.fetch_add(1, SeqCst);
     }
 
     /// A file of `bytes` that were taken is there, or will never be.

@@ -128,13 +128,25 @@ pub(super) enum Ended {
     AllClosed,
 }
 
+/// Makes the directory of a log. When that fails none stays, so that the next try makes a new one.
+pub(super) async fn make_log(desk: &Desk, dir: DiskPath) -> Result<(), DiskError> {
+    let since = desk.before_name();
+    desk.make_dir(dir.clone()).await?;
+    let synced = desk.sync_name(dir.parent(), since).await;
+    if synced.is_err() {
+        let _ = desk.remove_dir(dir).await;
+    }
+    synced
+}
+
 /// Makes the file of a slot.
 pub(super) async fn make_slot(desk: &Desk, path: DiskPath, bytes: u64) -> Result<Handles, DiskError> {
+    let since = desk.before_name();
     let files = desk.open_writer(path.clone(), OpenMode::CreateNew).await?;
     let ready = async {
         desk.presize(files.plain, bytes).await?;
         desk.sync(files.plain).await?;
-        desk.sync_dir(path.parent()).await
+        desk.sync_name(path.parent(), since).await
     };
     match ready.await {
         Ok(()) => Ok(files),
@@ -154,6 +166,7 @@ pub(super) async fn make_segment(
     path: DiskPath,
     bytes: u64,
 ) -> Result<Handles, DiskError> {
+    let since = desk.before_name();
     let recycled = match &pooled {
         Some(from) => desk.rename(from.clone(), path.clone()).await.is_ok(),
         None => false,
@@ -167,7 +180,7 @@ pub(super) async fn make_segment(
         if let Some(from) = pooled {
             desk.sync_dir(from.parent()).await?;
         }
-        desk.sync_dir(path.parent()).await
+        desk.sync_name(path.parent(), since).await
     };
     if let Err(error) = ready.await {
         desk.close_both(files).await;

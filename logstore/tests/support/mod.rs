@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use felix_logstore::driver::Driver;
-use felix_logstore::engine::{Engine, EngineConfig, Event, LogId, ReadError, ReadId};
+use felix_logstore::engine::{Engine, EngineConfig, Event, LogId, ReadError, ReadId, Reservations};
 use felix_logstore::id::{Fsync, ShardKey};
 use felix_logstore::log::{AppendMeta, ClaimError, Log, LogConfig};
 use felix_logstore::record::{Batch, BatchKind};
@@ -383,7 +383,7 @@ pub fn load_volume(text: &str) -> AnyDisk {
     use felix_logstore::script::{Desk, Scripts};
     use felix_runtime::file::{DiskPath, OpenFlags, OpenMode};
     let mut disk = fresh_disk(1);
-    let desk = Desk::new(1, pool());
+    let desk = Desk::new(1, pool(), Reservations::default());
     let mut scripts: Scripts<()> = Scripts::new(desk.clone());
     for file in text.split("file ").skip(1) {
         let (name, rest) = file.split_once('\n').expect("a name");
