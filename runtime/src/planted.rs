@@ -1,6 +1,6 @@
 //! Defects that tests of the simulator plant, to see that it finds them. Scope: per thread; builds with the feature `sim`
 //! only, everywhere else nothing of it is there.
-//! Owns: which defect is planted on this thread. Invariants: without [`plant`] none is; at most one is.
+//! Owns: which defect is planted on this thread. Invariants: without `plant` none is; at most one is.
 //! Not here: what finds them (`felix-sim`).
 
 /// A mistake that somebody could make.
