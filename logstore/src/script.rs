@@ -266,7 +266,8 @@ impl Desk {
 
     pub async fn sync_dir(&self, dir: DiskPath) -> Result<(), DiskError> {
         let result = self.ask(Op::SyncDir { dir }).await.and_then(done);
-        if result.is_err() {
+        // One that is gone, with the log it was of, has nothing to store.
+        if !matches!(result, Ok(()) | Err(DiskError::Missing)) {
             self.volume.dir_failed();
         }
         result
