@@ -206,23 +206,22 @@ fn one_failed_sync(kind: OpKind, nth: u64) -> bool {
     true
 }
 
+/// Runs with each operation of `kind` failing in turn; gives the first number that no operation had.
+fn fail_each(kind: OpKind) -> u64 {
+    let nth = (1..).find(|nth| !one_failed_sync(kind, *nth)).expect("a run ends");
+    println!("{} of {kind:?} failed, one in each run", nth - 1);
+    nth
+}
+
 #[test]
 fn a_sync_that_fails_once_stops_only_what_it_was_to_cover() {
-    let mut nth = 1;
-    while one_failed_sync(OpKind::Sync, nth) {
-        nth += 1;
-    }
-    println!("{} syncs failed, one in each run", nth - 1);
+    let nth = fail_each(OpKind::Sync);
     assert!(nth > 20, "{nth}: there are more syncs in a run");
 }
 
 #[test]
 fn a_directory_sync_that_fails_once_takes_no_name_that_is_relied_on() {
-    let mut nth = 1;
-    while one_failed_sync(OpKind::SyncDir, nth) {
-        nth += 1;
-    }
-    println!("{} syncs of directories failed, one in each run", nth - 1);
+    let nth = fail_each(OpKind::SyncDir);
     assert!(nth > 10, "{nth}: there are more in a run");
 }
 

@@ -10,7 +10,7 @@ pub enum Defect {
     AckBeforeSync,
     /// A segment counts as durable after a spill without a sync.
     SpillNotSynced,
-    /// A round whose write failed counts as written.
+    /// A write that failed, of a round or straight to a segment, counts as written.
     FailedWriteIgnored,
     /// Recovery does not look at the last round.
     LastRoundDropped,

@@ -44,7 +44,7 @@ pub(super) struct RoundInFlight {
     marked: Vec<LogId>,
 }
 
-/// The answer of a write.
+/// The answer of a write: as it is, but for the defect that ignores it.
 fn planted_result(result: Result<(), DiskError>) -> Result<(), DiskError> {
     if planted::is(Defect::FailedWriteIgnored) { Ok(()) } else { result }
 }

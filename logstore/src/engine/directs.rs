@@ -9,7 +9,7 @@ use std::time::Duration;
 use felix_runtime::clock::Tick;
 
 /// Small writes wait while so many others are on their way: more do not make a disk faster, and what comes meanwhile
-/// gathers to fewer and larger ones. Each costs the core about as much as it takes to receive 16 KiB.
+/// gathers to fewer and larger ones.
 const ENOUGH: usize = 8;
 /// A write that takes longer is not waited for.
 const SLOW_AFTER: Duration = Duration::from_millis(10);

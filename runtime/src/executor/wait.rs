@@ -34,7 +34,7 @@ use crate::waker::CoreWaker;
 const HEARTBEAT: Duration = Duration::from_millis(1);
 /// How late a busy core sees the completion of a disk operation, about.
 const SERVE_EVERY: Duration = Duration::from_micros(100);
-/// How late a busy core hands new disk operations to the kernel, about. Serving the rings costs some 20 us.
+/// How late a busy core hands new disk operations to the kernel, about.
 const HAND_OVER_EVERY: Duration = Duration::from_micros(50);
 /// Long enough for a timer that makes a task wait at all, and no longer.
 const MOMENT: Duration = Duration::from_micros(1);
