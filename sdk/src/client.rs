@@ -162,11 +162,11 @@ impl Shared {
         Err(last)
     }
 
-    /// A live connection with room for one more stream of that kind to the owner of a shard, on its core when that is known; the entry broker when the owner
-    /// is not named, is avoided, or does not answer.
+    /// A live connection with room for one more stream of that kind to the owner of a shard, on its core when that is known;
+    /// the entry broker when the owner is not named, is avoided, or does not answer.
     ///
     /// # Errors
-    /// As [`Shared::entry`].
+    /// As [`Shared::entry`], and [`Error::NoStream`].
     pub(crate) async fn link_to(
         self: &Arc<Self>,
         owner: Option<&ShardOwner>,

@@ -5,7 +5,7 @@
 //! and is bounded, and a disk that does not take it holds up nothing.
 //! Not here: showing it (`inspect`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -88,6 +88,7 @@ impl LogNames {
 
 /// Tenant, namespace, stream and shard of those of the logs whose hash is that of a name in the volume's file.
 pub fn of_logs(root: &Path, keys: &[ShardKey]) -> BTreeMap<u128, (StreamName, ShardIndex)> {
+    let wanted: BTreeSet<u128> = keys.iter().map(|key| key.name).collect();
     let mut found = BTreeMap::new();
     let mut hashes = 0;
     for (name, width) in read(root) {
@@ -97,7 +98,7 @@ pub fn of_logs(root: &Path, keys: &[ShardKey]) -> BTreeMap<u128, (StreamName, Sh
         }
         for shard in (0..width).map(ShardIndex) {
             let hash = log_key(&name, Incarnation(0), shard).name;
-            if keys.iter().any(|key| key.name == hash) {
+            if wanted.contains(&hash) {
                 found.insert(hash, (name.clone(), shard));
             }
         }

@@ -63,11 +63,6 @@ impl LogBook {
         self.up
     }
 
-    /// Whether a log can be opened here.
-    pub fn serves(&self, key: ShardKey) -> bool {
-        self.obstacle(key).is_none()
-    }
-
     /// Why a log cannot be opened here before somebody does something about it and starts the broker again.
     pub fn obstacle(&self, key: ShardKey) -> Option<Cow<'static, str>> {
         if self.roots.is_empty() {
@@ -148,7 +143,7 @@ impl LogBook {
 
     /// The shard of a log is led by a core.
     fn place(&mut self, key: ShardKey, core: CoreId, orders: &mut impl CarriesOrders) {
-        if !self.serves(key) {
+        if self.obstacle(key).is_some() {
             return;
         }
         let open = |volume, source| LogOrder::Open { key, volume, source };

@@ -635,7 +635,7 @@ impl Broker {
             let mut route = route((i, self.incarnations[i]), owners, log);
             let keys: Vec<_> = (0..route.shards()).map(|shard| route.log_key(ShardIndex(shard))).collect();
             for (key, owner) in keys.into_iter().zip(&mut route.owners) {
-                if self.storage.as_ref().is_some_and(|storage| !storage.book.serves(key)) {
+                if self.storage.as_ref().is_some_and(|storage| storage.book.obstacle(key).is_some()) {
                     *owner = Owner::Nobody { reason: "not_ready" };
                 }
             }
