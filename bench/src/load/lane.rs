@@ -23,7 +23,7 @@ use super::window::Window;
 /// Bytes of answers taken at once.
 const READ_BYTES: usize = 64 << 10;
 /// Bytes written in one pump before the socket is looked at again.
-const PUMP_BYTES: usize = 1 << 20;
+const PUMP_BYTES: usize = 256 << 10;
 /// Batches that may be due and not begun: an open loop that is this far behind its schedule has shown what it can.
 const DUE_MAX: usize = 1 << 20;
 

@@ -12,6 +12,9 @@ use quinn_proto::EcnCodepoint;
 pub const SEGMENTS_MAX: usize = 64;
 /// Largest sum of one send: what a UDP datagram may carry over IPv4.
 pub const TRAIN_BYTES_MAX: usize = 65_507;
+/// A batch with this many bytes is full. More would keep the receiver waiting while it is encrypted, and would have left
+/// the cache when it is sent.
+pub const BATCH_BYTES: usize = 256 << 10;
 
 /// How many datagrams of `mtu` bytes fit one send.
 pub(super) fn segments_for(mtu: u16) -> usize {
@@ -52,10 +55,12 @@ pub struct Transmits {
     slots: Vec<Slot>,
     sent: usize,
     filled: usize,
+    bytes: usize,
 }
 
 impl Transmits {
-    /// Room for `capacity` transmits (at least 1), each up to 64 KiB once it was used for a full train.
+    /// Room for `capacity` transmits (at least 1), each up to 64 KiB once it was used for a full train, and for
+    /// `BATCH_BYTES` in all, which the last one may pass.
     pub fn new(capacity: usize) -> Transmits {
         let empty = || Slot {
             remote: SocketAddr::from(([0, 0, 0, 0], 0)),
@@ -64,7 +69,8 @@ impl Transmits {
             segment_size: None,
             buffer: Vec::new(),
         };
-        Transmits { slots: std::iter::repeat_with(empty).take(capacity.max(1)).collect(), sent: 0, filled: 0 }
+        let slots = std::iter::repeat_with(empty).take(capacity.max(1)).collect();
+        Transmits { slots, sent: 0, filled: 0, bytes: 0 }
     }
 
     /// Transmits not sent yet, in order.
@@ -94,7 +100,7 @@ impl Transmits {
 
     /// Whether another transmit fits. Room comes back when everything was sent.
     pub fn is_full(&self) -> bool {
-        self.filled == self.slots.len()
+        self.filled == self.slots.len() || self.bytes >= BATCH_BYTES
     }
 
     /// The first `count` transmits were sent, or are given up.
@@ -109,10 +115,14 @@ impl Transmits {
     pub fn clear(&mut self) {
         self.sent = 0;
         self.filled = 0;
+        self.bytes = 0;
     }
 
     /// The buffer of the next transmit, emptied; `None` when the batch is full. Becomes a transmit by `commit`.
     pub(super) fn buffer(&mut self) -> Option<&mut Vec<u8>> {
+        if self.is_full() {
+            return None;
+        }
         let slot = self.slots.get_mut(self.filled)?;
         slot.buffer.clear();
         Some(&mut slot.buffer)
@@ -126,6 +136,7 @@ impl Transmits {
         slot.local_ip = meta.src_ip;
         slot.ecn = meta.ecn.map(|codepoint: EcnCodepoint| codepoint as u8);
         slot.segment_size = meta.segment_size;
+        self.bytes += slot.buffer.len();
         self.filled += 1;
     }
 }
@@ -162,6 +173,22 @@ mod tests {
         assert!(batch.is_full(), "buffers are taken in order");
         batch.advance(1);
         assert!(batch.is_empty() && !batch.is_full());
+    }
+
+    #[test]
+    fn a_batch_is_full_at_its_bytes_too_and_has_room_when_all_are_sent() {
+        let mut batch = Transmits::new(64);
+        let train = BATCH_BYTES / 4;
+        for _ in 0..4 {
+            assert!(!batch.is_full());
+            batch.buffer().unwrap().resize(train, 7);
+            batch.commit(&meta(train, Some(train / 50)));
+        }
+        assert!(batch.is_full() && batch.buffer().is_none());
+        batch.advance(3);
+        assert!(batch.is_full(), "what is not sent counts");
+        batch.advance(1);
+        assert!(batch.buffer().is_some());
     }
 
     #[test]
