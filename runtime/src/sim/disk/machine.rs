@@ -111,7 +111,7 @@ impl Machine {
                 Ok(self.rename(NameChange::Put { place, node }))
             }
             Action::RemoveDir { path } => self.remove_dir(&path),
-            Action::Rename { from, to } => self.rename_file(&from, &to),
+            Action::Rename { from, to } => self.rename_path(&from, &to),
             Action::Unlink { path } => {
                 let place = self.place(&path)?;
                 match self.names.get(&place).ok_or(DiskError::Missing)? {
@@ -215,19 +215,22 @@ impl Machine {
         }
     }
 
-    fn rename_file(&mut self, from: &DiskPath, to: &DiskPath) -> Result<Ticket, DiskError> {
+    fn rename_path(&mut self, from: &DiskPath, to: &DiskPath) -> Result<Ticket, DiskError> {
         if from.volume() != to.volume() {
             return Err(DiskError::Io { errno: libc::EXDEV });
         }
-        let from = self.place(from)?;
-        let node = match self.names.get(&from).ok_or(DiskError::Missing)? {
-            node @ Node::File(_) => node,
-            Node::Dir(_) => return Err(DiskError::Io { errno: libc::EISDIR }),
-        };
-        let to = self.place(to)?;
-        match self.names.get(&to) {
-            Some(Node::Dir(_)) => Err(DiskError::Io { errno: libc::EISDIR }),
-            Some(other) if other == node => Ok(Ticket::Nothing),
+        if to.as_str().strip_prefix(from.as_str()).is_some_and(|below| below.starts_with('/')) {
+            return Err(DiskError::Io { errno: libc::EINVAL });
+        }
+        let (from, to) = (self.place(from)?, self.place(to)?);
+        let node = self.names.get(&from).ok_or(DiskError::Missing)?;
+        match (node, self.names.get(&to)) {
+            (_, Some(other)) if other == node => Ok(Ticket::Nothing),
+            (Node::File(_), Some(Node::Dir(_))) => Err(DiskError::Io { errno: libc::EISDIR }),
+            (Node::Dir(_), Some(Node::File(_))) => Err(DiskError::Io { errno: libc::ENOTDIR }),
+            (Node::Dir(_), Some(Node::Dir(dir))) if self.names.list(dir).next().is_some() => {
+                Err(DiskError::NotEmpty)
+            }
             _ => Ok(self.rename(NameChange::Move { from, to, node })),
         }
     }

@@ -321,6 +321,7 @@ fn errors_name_what_is_wrong() {
     let reader = open(&mut disk, "a", plain(OpenMode::Read));
     ok(&mut disk, Op::MakeDir { path: path("d") });
     create(&mut disk, "d/x");
+    ok(&mut disk, Op::MakeDir { path: path("e") });
     let other_volume = DiskPath::new(VolumeId(7), "a").expect("a path");
     let wrong = [
         (Op::Open { path: path("a"), flags: plain(OpenMode::CreateNew) }, DiskError::Exists),
@@ -331,6 +332,8 @@ fn errors_name_what_is_wrong() {
         (Op::RemoveDir { path: path("d") }, DiskError::NotEmpty),
         (Op::Unlink { path: path("b") }, DiskError::Missing),
         (Op::Rename { from: path("b"), to: path("c") }, DiskError::Missing),
+        (Op::Rename { from: path("e"), to: path("d") }, DiskError::NotEmpty),
+        (Op::Rename { from: path("d"), to: path("d/d") }, DiskError::Io { errno: libc::EINVAL }),
         (Op::Write { file: reader, at: 0, data: blocks(1, 1) }, DiskError::WrongMode),
         (Op::Write { file, at: 1, data: blocks(1, 1) }, DiskError::Misaligned),
         (Op::Sync { file: FileId(999) }, DiskError::StaleFile),
@@ -341,6 +344,19 @@ fn errors_name_what_is_wrong() {
     }
     ok(&mut disk, Op::Close { file });
     assert_eq!(run(&mut disk, Op::Len { file }).expect_err("closed"), DiskError::StaleFile);
+}
+
+#[test]
+fn a_directory_takes_the_place_of_an_empty_one_whatever_a_power_loss_does() {
+    for seed in 0..32 {
+        let mut disk = perfect();
+        ok(&mut disk, Op::MakeDir { path: path("d") });
+        ok(&mut disk, Op::SyncDir { dir: DiskPath::root(VOLUME) });
+        ok(&mut disk, Op::MakeDir { path: path("e") });
+        ok(&mut disk, Op::Rename { from: path("e"), to: path("d") });
+        disk.crash(&mut SimRng::new(seed));
+        assert_eq!(run(&mut disk, Op::MakeDir { path: path("d") }).expect_err("there"), DiskError::Exists);
+    }
 }
 
 #[test]

@@ -238,7 +238,11 @@ impl Replay<'_> {
             Ok(ticket) => {
                 self.tickets.insert(index, ticket);
             }
-            Err(error) => assert!(failed, "the run did what its replay refuses: {error}, step {index}"),
+            // What the run ended before its answer may have failed there too.
+            Err(error) => {
+                let done = step.failed == Some(false);
+                assert!(!done, "the run did what its replay refuses: {error}, step {index}");
+            }
         }
     }
 
