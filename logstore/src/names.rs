@@ -15,6 +15,8 @@ pub const SLOTS: &str = "slots";
 pub const POOL: &str = "pool";
 /// Directory with a directory per log.
 pub const SHARDS: &str = "shards";
+/// Behind the name of a log whose directory is being made.
+const NEW: &str = ".new";
 
 /// Names are made of digits and dots only, so they are paths.
 fn path(volume: VolumeId, text: &str) -> DiskPath {
@@ -65,6 +67,18 @@ pub fn shard(volume: VolumeId, key: ShardKey) -> DiskPath {
     path(volume, &format!("{SHARDS}/{key}"))
 }
 
+/// A directory that is to become the one of a log.
+#[must_use]
+pub fn new_shard(volume: VolumeId, key: ShardKey) -> DiskPath {
+    path(volume, &format!("{SHARDS}/{key}{NEW}"))
+}
+
+/// Whether a directory was to become one of a log.
+#[must_use]
+pub fn is_new_shard(name: &str) -> bool {
+    name.strip_suffix(NEW).is_some_and(|log| shard_of(log).is_some())
+}
+
 /// The log a directory belongs to.
 #[must_use]
 pub fn shard_of(name: &str) -> Option<ShardKey> {
@@ -98,6 +112,8 @@ mod tests {
         let volume = VolumeId(0);
         let key = ShardKey { name: u128::MAX - 3, incarnation: Incarnation(7) };
         assert_eq!(shard_of(shard(volume, key).name()), Some(key));
+        assert_eq!(shard_of(new_shard(volume, key).name()), None);
+        assert!(is_new_shard(new_shard(volume, key).name()) && !is_new_shard(shard(volume, key).name()));
         assert_eq!(segment_of(segment(volume, key, SegmentSeq(19)).name()), Some(SegmentSeq(19)));
         assert_eq!(run_of_slot(slot(volume, Run(5), CoreId(1), 2).name()), Some(Run(5)));
         assert_eq!(run_of_slot(recovered(volume, Run(6)).name()), Some(Run(6)));

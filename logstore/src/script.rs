@@ -298,6 +298,20 @@ impl Desk {
         }
     }
 
+    /// Makes a directory, or makes it again when it is there and empty: the sync that had to store its name may have failed,
+    /// and no later one would.
+    pub async fn make_dir_again(&self, path: DiskPath) -> Result<(), DiskError> {
+        match self.ask(Op::MakeDir { path: path.clone() }).await {
+            Err(DiskError::Exists) => {}
+            made => return made.and_then(done),
+        }
+        match self.remove_dir(path.clone()).await {
+            Ok(()) => self.make_dir(path).await,
+            Err(DiskError::NotEmpty) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     pub async fn remove_dir(&self, path: DiskPath) -> Result<(), DiskError> {
         self.ask(Op::RemoveDir { path }).await.and_then(done)
     }

@@ -303,3 +303,114 @@ fn no_error_of_the_disk_loses_what_was_settled() {
         }
     }
 }
+
+/// Kills the process on `world`'s machine and starts one that adopts what it finds; then the machine loses its power, and
+/// another process starts.
+fn restart_and_lose_power(mut world: World, seed: u64) -> World {
+    world.disk.sim().choose_faults(|_| None);
+    world.disk.sim().kill();
+    let mut world = World::start(world.disk, 1);
+    assert!(world.recovered.refused.is_empty(), "seed {seed}: {:?}", world.recovered.refused);
+    world.pass(Duration::from_millis(10));
+    world.disk.sim().crash(&mut SimRng::new(seed));
+    World::start(world.disk, 2)
+}
+
+/// The failed write of a head leaves it in what can be read, in about every second seed, and on the disk in fewer.
+#[test]
+fn a_head_whose_write_failed_is_made_durable_before_it_is_relied_on() {
+    for seed in 0..32 {
+        let mut world = World::empty(seed);
+        let log = world.create(key(1, 1), Fsync::OnCommit);
+        world.publish(log, &[vec![1; 100]]);
+        world.settle(log);
+        let on = fail_when(&mut world, OpKind::Write, "0000000000000002.seg");
+        on.set(true);
+        for _ in 0..3_000 {
+            if !stopped(&world).is_empty() {
+                break;
+            }
+            if !try_publish(&mut world, log, &[2; 3_000]) {
+                world.step();
+            }
+        }
+        assert_eq!(stopped(&world), [(log, StopReason::SegmentFailed)], "seed {seed}");
+        let settled = world.engine.log(log).expect("there").settled_end();
+        let mut world = restart_and_lose_power(world, seed);
+        assert!(world.recovered.refused.is_empty(), "seed {seed}: {:?}", world.recovered.refused);
+        let log = world.engine.find(key(1, 1)).expect("there");
+        assert!(world.read_log(log).expect("readable").len() as u64 >= settled.0, "seed {seed}");
+    }
+}
+
+/// What a recovery finds is there after the next one, also if the sync that had to store it failed.
+#[test]
+fn bytes_whose_sync_failed_are_made_durable_before_they_are_relied_on() {
+    let mut found_some = 0;
+    for seed in 0..32 {
+        let mut world = World::empty(seed);
+        let log = world.create(key(1, 1), Fsync::Periodic);
+        world.publish(log, &[vec![1; 90_000]]);
+        world.settle(log);
+        world.pass(Duration::from_secs(2));
+        let on = fail_when(&mut world, OpKind::Sync, "0000000000000001-0000000000000001/");
+        on.set(true);
+        while stopped(&world).is_empty() {
+            try_publish(&mut world, log, &[2; 90_000]);
+            world.step();
+        }
+        world.disk.sim().choose_faults(|_| None);
+        world.disk.sim().kill();
+        let world = World::start(world.disk, 1);
+        let log = world.engine.find(key(1, 1)).expect("there");
+        let end = world.engine.log(log).expect("there").settled_end();
+        found_some += u64::from(end > Offset(1));
+        let mut world = restart_and_lose_power(world, seed);
+        assert!(world.recovered.refused.is_empty(), "seed {seed}: {:?}", world.recovered.refused);
+        let log = world.engine.find(key(1, 1)).expect("there");
+        assert_eq!(world.engine.log(log).expect("there").settled_end(), end, "seed {seed}");
+        assert_eq!(world.read_log(log).expect("readable").len() as u64, end.0, "seed {seed}");
+    }
+    assert!(found_some > 0, "a recovery finds what was not durable");
+}
+
+/// A directory whose sync failed, and which could not be removed then either.
+#[test]
+fn the_directory_of_a_log_is_durable_before_it_is_relied_on_also_after_a_failed_sync() {
+    for seed in 0..32 {
+        for killed in [false, true] {
+            let mut world = World::empty(seed);
+            let on = Rc::new(Cell::new(true));
+            let switch = on.clone();
+            let failed = Cell::new(false);
+            world.disk.sim().choose_faults(move |asked| {
+                let here = switch.get() && asked.path.is_some_and(|path| path.as_str().starts_with("shards"));
+                failed.set(failed.get() || (here && asked.kind == OpKind::SyncDir));
+                let fails = matches!(asked.kind, OpKind::SyncDir | OpKind::RemoveDir);
+                (here && fails && failed.get()).then_some(EIO)
+            });
+            let made =
+                |world: &World| world.events.iter().any(|event| matches!(event, Event::CreateFailed { .. }));
+            world.engine.create(key(1, 1), log_config(Fsync::OnCommit)).expect("a new key");
+            world.run_until(made);
+            on.set(false);
+            // Names of slots fell with the same sync; they are made again.
+            world.pass(Duration::from_secs(3));
+            if killed {
+                world.disk.sim().kill();
+                world = World::start(world.disk, 1);
+            }
+            let log = match world.engine.find(key(1, 1)) {
+                Some(log) => log,
+                None => world.create(key(1, 1), Fsync::OnCommit),
+            };
+            world.publish(log, &[vec![1; 100]]);
+            world.settle(log);
+            world.disk.sim().crash(&mut SimRng::new(seed));
+            let mut world = World::start(world.disk, 2);
+            assert!(world.recovered.refused.is_empty(), "seed {seed}: {:?}", world.recovered.refused);
+            let log = world.engine.find(key(1, 1)).expect("there");
+            assert_eq!(world.read_log(log).expect("readable").len(), 1, "seed {seed}");
+        }
+    }
+}

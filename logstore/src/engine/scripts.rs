@@ -128,10 +128,11 @@ pub(super) enum Ended {
     AllClosed,
 }
 
-/// Makes the directory of a log. When that fails none stays, so that the next try makes a new one.
+/// Makes the directory of a log. When that fails none stays, so that the next try makes a new one; one that stayed all the same
+/// is made again.
 pub(super) async fn make_log(desk: &Desk, dir: DiskPath) -> Result<(), DiskError> {
     let since = desk.before_name();
-    desk.make_dir(dir.clone()).await?;
+    desk.make_dir_again(dir.clone()).await?;
     let synced = desk.sync_name(dir.parent(), since).await;
     if synced.is_err() {
         let _ = desk.remove_dir(dir).await;

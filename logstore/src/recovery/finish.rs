@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use felix_runtime::file::{DiskError, DiskPath, EntryKind, FileId, LockKind, OpenFlags, OpenMode};
+use felix_runtime::file::{DiskError, DiskPath, Entry, EntryKind, FileId, LockKind, OpenFlags, OpenMode};
 use felix_wire::id::CoreId;
 use futures::StreamExt;
 
@@ -103,7 +103,7 @@ async fn take_lock(desk: &Desk, config: &RecoveryConfig) -> Result<FileId, Recov
     desk.lock(lock, LockKind::Exclusive, config.lock_wait).await.map_err(at(&path))?;
     for name in [names::SLOTS, names::POOL, names::SHARDS] {
         let dir = names::top(config.volume, name);
-        desk.make_dir(dir.clone()).await.map_err(at(&dir))?;
+        desk.make_dir_again(dir.clone()).await.map_err(at(&dir))?;
     }
     let root = DiskPath::root(config.volume);
     desk.sync_dir(root.clone()).await.map_err(at(&root))?;
@@ -130,10 +130,19 @@ async fn find_logs(
 ) -> Result<(Vec<ShardKey>, Vec<Refused>), RecoveryError> {
     let dir = names::top(config.volume, names::SHARDS);
     let entries = desk.list(dir.clone()).await.map_err(at(&dir))?;
+    let directories = entries.iter().filter(|entry| entry.kind == EntryKind::Directory);
+    let (unmade, made): (Vec<&Entry>, Vec<&Entry>) =
+        directories.partition(|entry| names::is_new_shard(&entry.name));
+    for path in unmade.iter().filter_map(|entry| dir.join(&entry.name).ok()) {
+        desk.remove_dir(path.clone()).await.map_err(at(&path))?;
+    }
+    let keys: Vec<ShardKey> = made.iter().filter_map(|entry| names::shard_of(&entry.name)).collect();
+    let unmarked = |key: &&ShardKey| evidence.logs.get(*key).is_none_or(|known| known.mark.is_none());
+    for key in keys.iter().filter(unmarked) {
+        make_again(desk, config, *key).await?;
+    }
     // What is written down as there must be there after a power loss: the process that made it may not have come to this.
     desk.sync_dir(dir.clone()).await.map_err(at(&dir))?;
-    let directories = entries.iter().filter(|entry| entry.kind == EntryKind::Directory);
-    let keys: Vec<ShardKey> = directories.filter_map(|entry| names::shard_of(&entry.name)).collect();
     let refused = evidence.without_directory(&keys).map(|key| Refused {
         key,
         path: names::shard(config.volume, key),
@@ -142,6 +151,18 @@ async fn find_logs(
     });
     let refused = refused.collect();
     Ok((keys, refused))
+}
+
+/// Makes the directory of a log again, of which nothing is known, if nothing is in it: the sync that had to store it may have
+/// failed, and no later one stores it. There is one under the name at every moment.
+async fn make_again(desk: &Desk, config: &RecoveryConfig, key: ShardKey) -> Result<(), RecoveryError> {
+    let dir = names::shard(config.volume, key);
+    if !desk.list(dir.clone()).await.map_err(at(&dir))?.is_empty() {
+        return Ok(());
+    }
+    let new = names::new_shard(config.volume, key);
+    desk.make_dir(new.clone()).await.map_err(at(&new))?;
+    desk.rename(new, dir.clone()).await.map_err(at(&dir))
 }
 
 /// What the slot says that recovery leaves: where each log stands, and which are deleted but may still be named.

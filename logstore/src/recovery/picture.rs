@@ -50,24 +50,46 @@ pub(crate) struct Scanned {
     pub fault: BatchFault,
     /// Something that was meant to be a batch stands there.
     pub torn: bool,
+    /// Where batches begin, with their offsets, at most one in [`PLACE_EVERY_BYTES`].
+    places: Vec<(Offset, u64)>,
 }
+
+/// The largest segment has a few thousand places.
+const PLACE_EVERY_BYTES: u64 = 64 << 10;
 
 impl Scanned {
     /// Nothing is read yet; `end` is where the walk begins.
     pub fn begin(end: SegmentEnd) -> Scanned {
         let stopped_at = end.byte;
-        Scanned { end, durable: Offset(0), stopped_at, fault: BatchFault::NotABatch, torn: false }
+        Scanned {
+            end,
+            durable: Offset(0),
+            stopped_at,
+            fault: BatchFault::NotABatch,
+            torn: false,
+            places: Vec::new(),
+        }
     }
 
     /// The walk passed `batch`, and is at `byte` now.
     pub fn passed(&mut self, batch: &crate::record::Batch, byte: u64) {
         let head = batch.head();
+        let begin = byte.saturating_sub(batch.bytes().len() as u64);
+        if self.places.last().is_none_or(|(_, last)| begin >= last + PLACE_EVERY_BYTES) {
+            self.places.push((head.base, begin));
+        }
         let newest = batch.records().map(|record| record.timestamp_ms).max().unwrap_or(0);
         self.end.offset = head.end();
         self.end.byte = byte;
         self.end.newest_ms = self.end.newest_ms.max(newest).max(head.timestamp_ms);
         self.end.checksum = batch.checksum();
         self.durable = self.durable.max(head.durable_end);
+    }
+
+    /// The last place noted at which a batch begins at or below `offset`.
+    pub fn place_before(&self, offset: Offset) -> Option<(Offset, u64)> {
+        let above = self.places.partition_point(|(base, _)| *base <= offset);
+        above.checked_sub(1).and_then(|at| self.places.get(at)).copied()
     }
 
     /// The walk ended at `byte`.
@@ -200,12 +222,17 @@ impl<'a> Picture<'a> {
         })
     }
 
+    /// Up to here the last segment is known to have been durable.
+    pub fn durable(&self, head: &SegmentHead, scanned: &Scanned) -> Offset {
+        self.known.durable_of(head.lineage).max(scanned.durable).max(head.base)
+    }
+
     /// Whether the last segment has everything that is known to have been durable.
     ///
     /// # Errors
     /// Where it stops and what is missing.
     pub fn judge(&self, head: &SegmentHead, scanned: &Scanned) -> Result<(), Refused> {
-        let durable = self.known.durable_of(head.lineage).max(scanned.durable).max(head.base);
+        let durable = self.durable(head, scanned);
         if let BatchFault::Version(version) = scanned.fault {
             return Err(self.refuse(head.seq, scanned.stopped_at, Refusal::Version(u32::from(version))));
         }

@@ -1,6 +1,6 @@
 //! One log: its segments in order, its pieces, its end. Scope: functions of one recovery.
 //! Invariants: pieces are in their segments, synced, before the end is judged; sealed segments are not scanned unless a round
-//! is missing; the end is never below what is known to have been durable.
+//! is missing; the end is never below what is known to have been durable, and everything below it is durable.
 //! Not here: what slots say (`evidence`).
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
@@ -11,6 +11,7 @@ use felix_runtime::file::{DiskError, DiskPath, FileId, LockKind, OpenFlags, Open
 use felix_wire::id::Offset;
 use futures::StreamExt;
 
+use super::doubt;
 use super::evidence::Known;
 use super::picture::{Link, Picture, Scanned};
 use super::replay::{Move, write_pieces};
@@ -20,7 +21,7 @@ use crate::limits::{BLOCK, EVIDENCE_SEARCH_BYTES};
 use crate::log::{LogState, SealedState};
 use crate::names;
 use crate::script::Desk;
-use crate::segment::format::SegmentEnd;
+use crate::segment::format::{SegmentEnd, SegmentHead};
 use crate::segment::walk::{Evidence, SEARCH_OVERLAP, Step, Walk, search};
 
 /// Heads of one log's segments read at once.
@@ -180,10 +181,42 @@ impl Shard<'_> {
             scanned.end.checksum = checksum;
         }
         self.picture.judge(&head, &scanned)?;
+        let start = Walk { epoch: head.epoch, byte, due, limit: scanned.end.byte };
+        self.make_sure(&head, start, &scanned).await.map_err(self.disk(head.seq))?;
         if let Some(last) = chain.last_mut() {
             last.end = Some(scanned.end);
         }
         Ok((chain, scanned.torn))
+    }
+
+    /// Makes durable what the last segment has above what is known to be: the end that was found is relied on from here on.
+    /// `start` is where it was read from.
+    async fn make_sure(&self, head: &SegmentHead, start: Walk, scanned: &Scanned) -> Result<(), DiskError> {
+        let desk = &self.setting.desk;
+        let durable = self.picture.durable(head, scanned);
+        let marked = self.picture.mark_in(head).is_some();
+        let (head_sure, tail_sure) = (marked || durable > head.base, scanned.end.offset <= durable);
+        if head_sure && tail_sure {
+            return Ok(());
+        }
+        let path = self.picture.path(head.seq);
+        let (file, _) = desk.open(path, OpenFlags::plain(OpenMode::Write)).await?;
+        let done = async {
+            desk.lock(file, LockKind::Exclusive, self.setting.wait).await?;
+            if !head_sure {
+                doubt::write_again(desk, file, 0, BLOCK).await?;
+            }
+            if !tail_sure {
+                let (due, byte) = scanned.place_before(durable).unwrap_or((start.due, start.byte));
+                let walk = Walk { byte, due, ..start };
+                let from = doubt::first_above(desk, file, walk, durable).await?;
+                doubt::write_again(desk, file, from, scanned.end.byte).await?;
+            }
+            desk.sync(file).await
+        };
+        let done = done.await;
+        desk.close(file).await;
+        done
     }
 
     /// Walks a segment as far as it can be read, and looks behind that for proof that more was durable.
