@@ -13,6 +13,7 @@ use felix_logstore::id::{Run, ShardKey};
 use felix_logstore::log::LogState;
 use felix_logstore::recovery::Recovered;
 use felix_logstore::retention::Retention;
+use felix_runtime::clock::Tick;
 use felix_runtime::planted::{self, Defect};
 use felix_wire::id::{CoreId, Generation, Incarnation, NodeId, ShardIndex};
 use felix_wire::routing::KeyMapping;
@@ -169,6 +170,9 @@ impl Routes {
     }
 }
 
+/// An outcome of asking for a key set stands for this long: nobody is asked about a tenant again before.
+pub const KEYS_STAND_FOR: Duration = Duration::from_secs(5);
+
 /// Verification keys of every tenant whose key set was fetched.
 #[derive(Default)]
 pub struct Keys {
@@ -177,11 +181,22 @@ pub struct Keys {
     pub tenants: HashMap<Arc<str>, TenantKeys, foldhash::fast::RandomState>,
 }
 
+impl Keys {
+    /// Whether a key of `tenant` that was missed at `since` and is not here does not exist. Otherwise a newer snapshot may
+    /// have it: this one was made for somebody else's question, or before this one was asked.
+    pub fn answers(&self, tenant: &str, since: Tick) -> bool {
+        let fetched = self.tenants.get(tenant).and_then(|keys| keys.fetched_at);
+        fetched.is_some_and(|at| at + KEYS_STAND_FOR >= since)
+    }
+}
+
 /// The keys of one tenant. A tenant with an empty list was asked for and has none (or the fetch failed).
 #[derive(Clone, Default)]
 pub struct TenantKeys {
     /// (key id, key), current and verify-only ones.
     pub keys: Vec<(Arc<str>, DecodingKey)>,
+    /// When that was known to be all; never when no question about the tenant has ended well.
+    pub fetched_at: Option<Tick>,
 }
 
 /// What a subscriber that does not keep up gets (semantics 4.2).

@@ -53,7 +53,10 @@ fn without(name: &str) -> Value {
 
 fn keys(signer: &Signer) -> Keys {
     let mut keys = Keys::default();
-    keys.tenants.insert("t1".into(), TenantKeys { keys: vec![("k1".into(), signer.verify.clone())] });
+    keys.tenants.insert(
+        "t1".into(),
+        TenantKeys { keys: vec![("k1".into(), signer.verify.clone())], fetched_at: None },
+    );
     keys
 }
 

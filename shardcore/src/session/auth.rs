@@ -2,6 +2,7 @@
 //! Scope: functions of a session. Invariants: an identity is (tenant, subject); a newer token of it, on any stream of the
 //! connection, replaces its rights and extends it; once its last token has run out it is served nothing.
 
+use felix_runtime::clock::Tick;
 use felix_runtime::quic::{Dir, StreamId, VarInt};
 use felix_wire::client::{Auth, AuthOk, Message};
 use felix_wire::features::Features;
@@ -60,18 +61,18 @@ impl Session {
         if cx.draining {
             return self.refuse_auth(id, &Refusal::draining(), "draining", cx);
         }
-        self.check_token(id, (&auth.tenant_id, &auth.token), words, false, cx);
+        self.check_token(id, (&auth.tenant_id, &auth.token), words, None, cx);
     }
 
-    /// A newer key set is there: streams that waited for it are decided.
+    /// Newer keys or routes are there: streams that wait for keys are decided by them, or go on waiting.
     pub fn keys_changed(&mut self, cx: &mut Cx<'_>) -> Vec<StreamId> {
         let waiting = |p: &Phase| matches!(p, Phase::WaitingKeys { .. });
         let ids: Vec<StreamId> = self.streams.values().filter(|s| waiting(&s.phase)).map(|s| s.id).collect();
         for id in &ids {
             let Some(stream) = self.streams.get_mut(id) else { continue };
             let phase = std::mem::replace(&mut stream.phase, Phase::Silent);
-            if let Phase::WaitingKeys { tenant, token, client, .. } = phase {
-                self.check_token(*id, (&tenant, &token), client, true, cx);
+            if let Phase::WaitingKeys { tenant, token, client, since } = phase {
+                self.check_token(*id, (&tenant, &token), client, Some(since), cx);
             }
             self.flush(*id, cx);
         }
@@ -107,26 +108,31 @@ impl Session {
         id: StreamId,
         (tenant, token): (&str, &str),
         words: ClientWords,
-        final_try: bool,
+        asked: Option<Tick>,
         cx: &mut Cx<'_>,
     ) {
         let clock = TokenClock { now_s: cx.now_s, leeway_s: cx.limits.token_leeway.as_secs() };
         // Before the catalog has been read the tenant may be there.
         let asks = !cx.routes.is_known() || cx.routes.has_tenant(tenant);
-        match cx.access.verify(tenant, token, clock, cx.keys, final_try || !asks) {
+        let answered = asked.is_some_and(|since| cx.keys.answers(tenant, since));
+        match cx.access.verify(tenant, token, clock, cx.keys, answered || !asks) {
             Verdict::Accepted(principal) => self.accept(id, principal, words, cx),
             Verdict::Refused { why } => self.refuse_auth(id, &Refusal::unauthenticated(), why, cx),
             Verdict::NeedKeys { kid } => {
                 let Some(stream) = self.streams.get_mut(&id) else { return };
                 let tenant: Arc<str> = tenant.into();
+                let since = asked.unwrap_or(cx.now);
                 stream.phase = Phase::WaitingKeys {
                     tenant: Arc::clone(&tenant),
                     token: token.into(),
                     client: words,
-                    since: cx.now,
+                    since,
                 };
-                self.keys_due.get_or_insert(cx.now + KEYS_WAIT);
-                cx.actions.push(super::Action::NeedKeys { tenant, kid });
+                let due = since + KEYS_WAIT;
+                self.keys_due = Some(self.keys_due.map_or(due, |at| at.min(due)));
+                if asked.is_none() {
+                    cx.actions.push(super::Action::NeedKeys { tenant, kid });
+                }
             }
         }
     }

@@ -23,7 +23,9 @@ use felix_wire::routing::KeyMapping;
 
 use super::{CLOSE_AUTH, CLOSE_PROTOCOL, HELD_CREDIT_STREAMS_MAX, window_with_held};
 use crate::sim::credentials::{Credentials, NAMESPACE, TENANT};
-use crate::snapshot::{CoreLimits, FromCore, Owner, Routes, StreamName, StreamRoute, StreamUid, ToCore};
+use crate::snapshot::{
+    CoreLimits, FromCore, Keys, Owner, Routes, StreamName, StreamRoute, StreamUid, TenantKeys, ToCore,
+};
 use crate::turn::core::{Core, CoreParts, Datagram};
 use crate::turn::counters::{CoreCounters, Counter};
 
@@ -106,7 +108,7 @@ impl Pair {
         };
         let routes = Arc::new(Routes::new(1, [Arc::new(route)], [Arc::from(TENANT)]));
         self.core.handle_admin(self.now, ToCore::Routes(routes));
-        self.core.handle_admin(self.now, ToCore::Keys(Credentials::get().keys(1, keys)));
+        self.core.handle_admin(self.now, ToCore::Keys(Credentials::get().keys(1, self.now, keys)));
         self.run(MS * 20);
     }
 
@@ -395,7 +397,7 @@ fn before_the_catalog_is_read_nobody_is_refused_for_what_is_not_known_yet() {
     let early = pair.open();
     pair.send(early, &auth(&token("p", &BOTH)));
     assert!(pair.next(early).is_none(), "a start must not look like a wrong token");
-    pair.core.handle_admin(pair.now, ToCore::Keys(Credentials::get().keys(1, true)));
+    pair.core.handle_admin(pair.now, ToCore::Keys(Credentials::get().keys(1, pair.now, true)));
     pair.run(MS * 20);
     let answer = pair.next(early).expect("an answer");
     assert!(matches!(Message::decode(&answer.payload), Ok(Message::AuthOk(_))), "{answer:?}");
@@ -418,10 +420,47 @@ fn a_stream_that_waits_for_keys_is_asked_for_once_and_costs_no_turns() {
     assert!(pair.next(stream).is_none());
     assert!(matches!(pair.core.poll_admin(), Some(FromCore::NeedKeys { .. })));
     assert!(pair.core.poll_admin().is_none_or(|m| !matches!(m, FromCore::NeedKeys { .. })));
-    pair.core.handle_admin(pair.now, ToCore::Keys(Credentials::get().keys(2, true)));
+    pair.core.handle_admin(pair.now, ToCore::Keys(Credentials::get().keys(2, pair.now, true)));
     pair.run(MS * 10);
     let answer = pair.next(stream).expect("an answer");
     assert!(matches!(Message::decode(&answer.payload), Ok(Message::AuthOk(_))));
+}
+
+#[test]
+fn a_stream_that_waits_for_keys_is_decided_by_the_answer_to_its_own_question() {
+    let mut pair = Pair::new(CoreLimits::default(), false);
+    let stream = pair.open();
+    pair.send(stream, &auth(&token("p", &BOTH)));
+    // Made before the question came, or because of another tenant's.
+    pair.core.handle_admin(pair.now, ToCore::Keys(Credentials::get().keys(2, pair.now, false)));
+    pair.run(MS * 10);
+    assert!(pair.next(stream).is_none(), "its key may exist");
+    let asked = std::iter::from_fn(|| pair.core.poll_admin());
+    assert_eq!(asked.filter(|m| matches!(m, FromCore::NeedKeys { .. })).count(), 1);
+    let now = pair.now;
+    let none = |version, fetched_at| {
+        let mut keys = Keys { version, ..Keys::default() };
+        keys.tenants.insert(TENANT.into(), TenantKeys { fetched_at, ..TenantKeys::default() });
+        ToCore::Keys(Arc::new(keys))
+    };
+    pair.core.handle_admin(now, none(3, None));
+    pair.run(MS * 10);
+    assert!(pair.next(stream).is_none(), "the question failed, which says nothing of the key");
+    pair.core.handle_admin(now, none(4, Some(now)));
+    pair.run(MS * 10);
+    assert_eq!(pair.error(stream).0, ErrorCode::Unauthenticated, "the tenant has no such key");
+}
+
+#[test]
+fn a_stream_that_waits_for_keys_is_refused_once_its_tenant_is_known_not_to_be_there() {
+    let mut pair = Pair::unread(CoreLimits::default());
+    pair.run(MS * 20);
+    let stream = pair.open();
+    pair.send(stream, &auth(&token("p", &BOTH)));
+    assert!(pair.next(stream).is_none());
+    pair.core.handle_admin(pair.now, ToCore::Routes(Arc::new(Routes::new(1, [], []))));
+    pair.run(MS * 10);
+    assert_eq!(pair.error(stream).0, ErrorCode::Unauthenticated);
 }
 
 #[test]

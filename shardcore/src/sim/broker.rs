@@ -189,7 +189,7 @@ impl Broker {
         }
         broker.tell_routes(Tick::ZERO);
         let filled = plan.keys_delay.is_zero();
-        broker.tell_all(Tick::ZERO, |_| ToCore::Keys(Credentials::get().keys(1, filled)));
+        broker.tell_all(Tick::ZERO, |_| ToCore::Keys(Credentials::get().keys(1, Tick::ZERO, filled)));
         broker
     }
 
@@ -301,7 +301,7 @@ impl Broker {
                 self.lives += 1;
                 self.version += 1;
                 let (version, filled) = (self.version, self.keys_delay.is_zero());
-                self.tell_all(now, |_| ToCore::Keys(Credentials::get().keys(version, filled)));
+                self.tell_all(now, |_| ToCore::Keys(Credentials::get().keys(version, now, filled)));
             }
             Phase::Stopping { down } if self.nodes.iter().all(|node| node.is_closed(now)) => {
                 let until = now + *down;
@@ -593,8 +593,8 @@ impl Broker {
             match message {
                 FromCore::NeedKeys { .. } => {
                     self.version += 1;
-                    let keys = Credentials::get().keys(self.version, true);
                     let at = now + self.keys_delay;
+                    let keys = Credentials::get().keys(self.version, at, true);
                     self.nodes[id].admin.push_back((at, ToCore::Keys(keys)));
                 }
                 FromCore::Drained { .. } => self.nodes[id].drained = true,

@@ -4,6 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
+use felix_runtime::clock::Tick;
 use felix_runtime::quic::{client_tls, server_tls};
 use felix_wire::control::{Audience, Claims, TOKEN_ISSUER};
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header};
@@ -75,11 +76,11 @@ impl Credentials {
         jsonwebtoken::encode(&header, &claims, &self.signer).expect("a token")
     }
 
-    /// A key set with the tenant's key in it, or without.
-    pub fn keys(&self, version: u64, filled: bool) -> Arc<Keys> {
+    /// A key set with the tenant's key in it, asked for until `at`, or one from before anybody asked.
+    pub fn keys(&self, version: u64, at: Tick, filled: bool) -> Arc<Keys> {
         let mut keys = Keys { version, ..Keys::default() };
         if filled {
-            let known = TenantKeys { keys: vec![("k1".into(), self.verifier.clone())] };
+            let known = TenantKeys { keys: vec![("k1".into(), self.verifier.clone())], fetched_at: Some(at) };
             keys.tenants.insert(TENANT.into(), known);
         }
         Arc::new(keys)

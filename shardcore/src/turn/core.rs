@@ -583,6 +583,11 @@ impl Core {
     fn take_keys(&mut self, now: Tick, keys: Arc<Keys>) {
         self.keys = keys;
         self.access.forget_all();
+        self.decide_waiting(now);
+    }
+
+    /// Lets streams that wait for keys be decided by the keys and routes there are now.
+    fn decide_waiting(&mut self, now: Tick) {
         let waiting: Vec<ConnKey> =
             self.sessions.iter().filter(|(_, s)| s.waits_for_keys()).map(|(conn, _)| *conn).collect();
         for conn in waiting {
@@ -599,6 +604,7 @@ impl Core {
             return;
         }
         self.routes = routes;
+        self.decide_waiting(now);
         let routes = Arc::clone(&self.routes);
         let mut served: Map<ShardId, Generation> = Map::default();
         let mut wanted: Vec<(ShardId, Wanted)> = Vec::new();

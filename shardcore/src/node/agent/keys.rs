@@ -13,12 +13,12 @@ use felix_runtime::Tick;
 use felix_wire::control::Jwks;
 use jsonwebtoken::DecodingKey;
 
-use crate::snapshot::{Keys, TenantKeys};
+use crate::snapshot::{KEYS_STAND_FOR, Keys, TenantKeys};
 
 /// A key set is asked again after this long: a retired key verifies at most that much longer.
 const FRESH_FOR: Duration = Duration::from_secs(3_600);
 /// An outcome, good or bad, stands for this long before an unknown key id leads to a new question.
-const RETRY_AFTER: Duration = Duration::from_secs(5);
+const RETRY_AFTER: Duration = KEYS_STAND_FOR;
 /// Questions at once.
 pub const FETCHES_MAX: usize = 8;
 /// Tenants that may wait for a question; more are answered with what is there.
@@ -35,6 +35,12 @@ struct Entry {
     asked_at: Option<Tick>,
     /// When the keys were fetched.
     fetched_at: Option<Tick>,
+}
+
+impl Entry {
+    fn snapshot(&self) -> TenantKeys {
+        TenantKeys { fetched_at: self.fetched_at, ..self.keys.clone().unwrap_or_default() }
+    }
 }
 
 /// What a core's request leads to.
@@ -138,7 +144,7 @@ impl KeyCache {
             .tenants
             .iter()
             .filter(|(_, entry)| entry.asked_at.is_some())
-            .map(|(tenant, entry)| (Arc::clone(tenant), entry.keys.clone().unwrap_or_default()))
+            .map(|(tenant, entry)| (Arc::clone(tenant), entry.snapshot()))
             .collect();
         Keys { version: self.version, tenants }
     }
@@ -164,5 +170,5 @@ fn usable(jwks: &Jwks) -> TenantKeys {
         .filter_map(|key| Some((Arc::from(key.kid.as_str()), DecodingKey::from_ed_components(&key.x).ok()?)))
         .take(KEYS_PER_TENANT_MAX)
         .collect();
-    TenantKeys { keys }
+    TenantKeys { keys, fetched_at: None }
 }
