@@ -31,7 +31,7 @@ use crate::udp::UdpIo;
 use crate::waker::CoreWaker;
 
 /// The longest a core sleeps inside the executor: how late a wake-up comes that the executor overlooked.
-const HEARTBEAT: Duration = Duration::from_micros(200);
+pub(super) const HEARTBEAT: Duration = Duration::from_micros(200);
 /// How late a busy core sees the completion of a disk operation, about.
 const SERVE_EVERY: Duration = Duration::from_micros(100);
 /// How late a busy core hands new disk operations to the kernel, about.
