@@ -36,6 +36,8 @@ pub use write::WriteCase;
 const SHARDS: u32 = 48;
 /// What is written before writes are counted, so that the log uses blocks again: so many times what it may keep.
 const LAPS_BEFORE: u64 = 2;
+/// A shard of the case with many keeps this part of what the others keep, so that all of them fit a disk.
+const KEPT_PART: u64 = 4;
 
 /// Which cases run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,8 +107,9 @@ pub struct DiskSettings {
     pub history_bytes: u64,
     pub kept_bytes: u64,
     pub dir: PathBuf,
-    /// Settings of the broker beside its defaults, of the write cases and of the history case.
+    /// Settings of the brokers beside their defaults.
     pub write_broker: Vec<String>,
+    pub shards_broker: Vec<String>,
     pub history_broker: Vec<String>,
 }
 
@@ -230,6 +233,11 @@ impl DiskComparison {
         }
     }
 
+    /// What each shard keeps where there are many.
+    fn shard_kept_bytes(&self) -> u64 {
+        self.kept_bytes / KEPT_PART
+    }
+
     fn settings(&self) -> DiskSettings {
         DiskSettings {
             rounds: self.rounds,
@@ -242,6 +250,7 @@ impl DiskComparison {
             kept_bytes: self.kept_bytes,
             dir: self.dir.clone(),
             write_broker: brokers::settings(self, Some(self.kept_bytes)),
+            shards_broker: brokers::settings(self, Some(self.shard_kept_bytes())),
             history_broker: brokers::settings(self, None),
         }
     }

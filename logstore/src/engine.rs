@@ -70,6 +70,8 @@ struct Shard {
     wants_room: bool,
     /// In the queue of logs with batches to submit.
     queued: bool,
+    /// Its last piece gathered several batches and went straight to the segment: the next is given time to do so too.
+    gathers: bool,
     /// A ceiling is on its way.
     ceiling_asked: bool,
     flushing: bool,
@@ -243,6 +245,7 @@ impl Engine {
             memory_need: 0,
             wants_room: false,
             queued: false,
+            gathers: false,
             ceiling_asked: false,
             flushing: false,
             change: None,

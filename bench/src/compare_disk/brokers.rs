@@ -17,7 +17,7 @@ use crate::target::Target;
 const PRELOAD_DEADLINE: Duration = Duration::from_secs(600);
 /// A stream that was just made may take this long until it is served, on a busy machine.
 const SERVED_DEADLINE: Duration = Duration::from_secs(60);
-/// Segments of the write cases, so that a log has several within what it keeps.
+/// Segments of the write cases, so that a log has at least two within what it keeps.
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 
 /// `key=value` of every setting that is not the broker's default. With `kept_bytes`, a shard keeps no more than that, so
@@ -29,7 +29,7 @@ pub fn settings(comparison: &DiskComparison, kept_bytes: Option<u64>) -> Vec<Str
         format!("mtu_upper_bound={}", comparison.mtu),
     ];
     if let Some(bytes) = kept_bytes {
-        settings.push(format!("segment_bytes={}", (bytes / 4).clamp(16 << 20, SEGMENT_BYTES_MAX)));
+        settings.push(format!("segment_bytes={}", (bytes / 2).clamp(16 << 20, SEGMENT_BYTES_MAX)));
         settings.push(format!("retention_bytes={bytes}"));
         settings.push("retention_check_ms=100".to_owned());
     }
@@ -76,23 +76,15 @@ pub fn on_cpu<T: Send + 'static>(
     outcome.map_err(|error| DiskCompareError::Load { what, error })
 }
 
-/// Waits until a stream that was just made is served.
-pub fn await_served(
-    comparison: &DiskComparison,
-    broker: &DevBroker,
-    stream: &'static str,
-) -> Result<(), DiskCompareError> {
-    preload(comparison, broker, stream, 1)
-}
-
-/// Publishes bulk batches until `bytes` of payload are in the stream, which may have just been made.
+/// Publishes batches of `shape` until `bytes` of payload are in the stream, which may have just been made.
 pub fn preload(
     comparison: &DiskComparison,
     broker: &DevBroker,
     stream: &'static str,
+    shape: &Shape,
     bytes: u64,
 ) -> Result<(), DiskCompareError> {
-    let shape = Shape { warmup_s: 0.0, duration_s: 0.5, ..comparison.bulk() };
+    let shape = Shape { warmup_s: 0.0, duration_s: 0.5, ..shape.clone() };
     let begun = Instant::now();
     let mut published = 0;
     while published < bytes {

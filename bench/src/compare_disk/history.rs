@@ -72,7 +72,7 @@ pub(super) fn run(place: &Place<'_>) -> Result<HistoryCase, DiskCompareError> {
     )?;
     let broker = brokers::start(place, "history", None)?;
     broker.create_durable_stream(STREAM, 1)?;
-    brokers::preload(comparison, &broker, STREAM, bytes)?;
+    brokers::preload(comparison, &broker, STREAM, &comparison.bulk(), bytes)?;
     let live = Shape {
         name: "4 KiB x 64, live".to_owned(),
         rate: Some(comparison.live_rate),

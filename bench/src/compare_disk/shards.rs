@@ -1,5 +1,6 @@
 //! Small batches over many shards against one shard. Scope: one case.
-//! Invariants: the same streams with the same number of batches in flight write to one shard and to all of them.
+//! Invariants: the same streams with the same number of batches in flight write to one shard and to all of them; the log of
+//! every shard uses its blocks again before anything is counted.
 //! Not here: the bound (`verdict`).
 
 use std::fmt;
@@ -82,13 +83,14 @@ impl Rounds {
 /// Runs the case.
 pub(super) fn run(place: &Place<'_>) -> Result<ShardsCase, DiskCompareError> {
     let comparison = place.comparison;
-    let broker = brokers::start(place, "shards", Some(comparison.kept_bytes))?;
+    let broker = brokers::start(place, "shards", Some(comparison.shard_kept_bytes()))?;
     broker.create_durable_stream(ONE, 1)?;
     broker.create_durable_stream(MANY, SHARDS)?;
     let mut one = Rounds::new(ONE, comparison.small(1));
     let mut many = Rounds::new(MANY, comparison.small(SHARDS));
-    brokers::preload(comparison, &broker, ONE, LAPS_BEFORE * comparison.kept_bytes)?;
-    brokers::await_served(comparison, &broker, MANY)?;
+    let laps = LAPS_BEFORE * comparison.shard_kept_bytes();
+    brokers::preload(comparison, &broker, ONE, &one.shape, laps)?;
+    brokers::preload(comparison, &broker, MANY, &many.shape, laps * u64::from(SHARDS))?;
     for round in 1..=comparison.rounds {
         let (alone, spread) = (one.round(place, &broker)?, many.round(place, &broker)?);
         eprintln!("shards, round {round}: {alone:.0} batches/s over one shard, {spread:.0} over {SHARDS}");

@@ -66,7 +66,8 @@ pub(super) fn run(place: &Place<'_>) -> Result<WriteCase, DiskCompareError> {
     let file = RawFile::make(place.folder, "raw-writes", file_bytes, comparison.server_cpu)?;
     let broker = brokers::start(place, "write", Some(comparison.kept_bytes))?;
     broker.create_durable_stream(STREAM, 1)?;
-    brokers::preload(comparison, &broker, STREAM, LAPS_BEFORE * comparison.kept_bytes)?;
+    let laps = LAPS_BEFORE * comparison.kept_bytes;
+    brokers::preload(comparison, &broker, STREAM, &comparison.bulk(), laps)?;
     let before = LogTotals::read(broker.ready()).ok();
     let (mut group, mut each, mut single, mut loads) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 1..=comparison.rounds {

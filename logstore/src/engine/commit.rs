@@ -71,7 +71,7 @@ impl Engine {
                 } else {
                     self.requeue(log, false);
                 }
-            } else if direct == 0 && in_round == 0 && !self.is_stalled(log) {
+            } else if direct == 0 && in_round == 0 && !self.is_stalled(log) && !self.gathers(log, now) {
                 packed.push(log);
             } else {
                 self.requeue(log, false);
@@ -84,6 +84,14 @@ impl Engine {
         for log in packed.into_iter().rev() {
             self.requeue(log, true);
         }
+    }
+
+    /// Whether a log with few batches waits for more instead of going into a round.
+    fn gathers(&mut self, log: LogId, now: Tick) -> bool {
+        let Some(shard) = self.logs.get_mut(&log).filter(|shard| shard.gathers) else { return false };
+        let oldest = shard.log.oldest_at();
+        shard.gathers = oldest.is_some_and(|oldest| self.directs.gathers(oldest, now));
+        shard.gathers
     }
 
     /// The logs that can submit, in their order; none of them is queued any more.
@@ -118,6 +126,7 @@ impl Engine {
         for batch in &piece.batches {
             buffer.push(batch.bytes());
         }
+        shard.gathers = piece.batches.len() > 1;
         let file = if dsync { files.dsync } else { files.plain };
         let (desk, at) = (self.desk.clone(), piece.place.byte);
         self.directs.begin(now);

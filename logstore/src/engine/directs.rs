@@ -14,6 +14,10 @@ const ENOUGH: usize = 8;
 /// A write that takes longer is not waited for.
 const SLOW_AFTER: Duration = Duration::from_millis(10);
 
+/// So long the first batches of a log whose writes gather wait for the next ones, which its writers are sending: in the
+/// commit file they would be written twice.
+const GATHER: Duration = Duration::from_micros(300);
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Directs {
@@ -21,6 +25,8 @@ pub(super) struct Directs {
     asked: VecDeque<Tick>,
     /// A write waits for others to end.
     waits: bool,
+    /// When the first of the logs that gather has waited long enough.
+    gathered: Option<Tick>,
 }
 
 impl Directs {
@@ -47,21 +53,46 @@ impl Directs {
         enough
     }
 
-    /// Nobody waits, until `are_enough` says so again.
+    /// Whether a log that gathers goes on waiting, with the oldest batch from `oldest`; then it is due again when it has
+    /// waited long enough.
+    pub fn gathers(&mut self, oldest: Tick, now: Tick) -> bool {
+        let until = oldest + GATHER;
+        if now >= until {
+            return false;
+        }
+        self.gathered = Some(self.gathered.map_or(until, |at| at.min(until)));
+        true
+    }
+
+    /// Nobody waits, until `are_enough` or `gathers` says so again.
     pub fn look_again(&mut self) {
         self.waits = false;
+        self.gathered = None;
     }
 
     /// When those that wait are to be looked at if no write ends before.
     pub fn next_timeout(&self) -> Option<Tick> {
-        let nth = self.asked.len().checked_sub(ENOUGH).filter(|_| self.waits)?;
-        self.asked.get(nth).map(|asked| *asked + SLOW_AFTER)
+        let nth = self.asked.len().checked_sub(ENOUGH).filter(|_| self.waits);
+        let slow = nth.and_then(|nth| self.asked.get(nth)).map(|asked| *asked + SLOW_AFTER);
+        slow.into_iter().chain(self.gathered).min()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_that_gathers_is_looked_at_when_its_oldest_batch_has_waited_long_enough() {
+        let at = |us: u64| Tick::ZERO + Duration::from_micros(us);
+        let mut directs = Directs::default();
+        assert!(directs.gathers(at(100), at(150)) && directs.gathers(at(50), at(150)));
+        assert_eq!(directs.next_timeout(), Some(at(350)));
+        directs.look_again();
+        assert_eq!(directs.next_timeout(), None);
+        assert!(!directs.gathers(at(50), at(350)));
+        assert_eq!(directs.next_timeout(), None, "it does not wait");
+    }
 
     #[test]
     fn small_writes_wait_for_enough_others_but_not_for_slow_ones() {

@@ -228,6 +228,12 @@ impl Log {
         }
     }
 
+    /// When the oldest batch was appended that is not settled, as far as it is stamped.
+    #[must_use]
+    pub fn oldest_at(&self) -> Option<Tick> {
+        self.stamps.front().map(|stamp| stamp.at)
+    }
+
     /// Gives the stamps of what is settled, with so many batches each.
     pub fn take_settled(&mut self, mut each: impl FnMut(Tick, u32)) {
         while let Some(stamp) = self.stamps.front().filter(|stamp| stamp.end <= self.settled.end) {

@@ -2,6 +2,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Instant;
 
+use super::wait::HEARTBEAT;
 use super::*;
 use crate::udp::{BufferSizes, DEFAULT_PINNED_BYTES, ReusePortGroup};
 
