@@ -37,7 +37,7 @@ const SHARDS: u32 = 48;
 /// What is written before writes are counted, so that the log uses blocks again: so many times what it may keep.
 const LAPS_BEFORE: u64 = 2;
 /// A shard of the case with many keeps this part of what the others keep, so that all of them fit a disk.
-const KEPT_PART: u64 = 4;
+const KEPT_PART: u64 = 16;
 
 /// Which cases run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

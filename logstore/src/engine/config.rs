@@ -43,7 +43,7 @@ pub struct EngineConfig {
     pub space_every: Duration,
     /// The same for all engines of the volume.
     pub reservations: Reservations,
-    /// Segment files kept for their next use.
+    /// Segment files kept for their next use, or one per log where there are more logs.
     pub pool_files_max: usize,
     /// Of these, so many are made in the background once a log is large enough for them, each `pool_fill_bytes` long and
     /// written with zeros, as long as the volume stays 4 of them above `space_high_bytes`.

@@ -122,8 +122,9 @@ impl Engine {
         }
         // One that is being read keeps its bytes, without a name, until the last handle is closed. On a volume that is nearly
         // full others want the space more.
-        let pooled =
-            !read && self.is_roomy() && self.pool.files.len() + self.pool.coming < self.config.pool_files_max;
+        // Logs that are written evenly come to their next segments at the same time, and retire one each.
+        let most = self.config.pool_files_max.max(self.logs.len());
+        let pooled = !read && self.is_roomy() && self.pool.files.len() + self.pool.coming < most;
         let to = self.next_pooled();
         let (desk, size_bytes) = (self.desk.clone(), sealed.size_bytes);
         self.pool.coming += usize::from(pooled);
