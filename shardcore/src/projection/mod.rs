@@ -3,6 +3,7 @@
 
 pub mod cache;
 pub mod counter;
+pub mod group;
 pub mod keys;
 pub mod producer;
 pub mod record;
