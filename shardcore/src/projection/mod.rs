@@ -2,6 +2,7 @@
 //! consumer groups and atomic commits; each is a machine over log records that its log alone can rebuild.
 
 pub mod cache;
+pub mod commit;
 pub mod counter;
 pub mod group;
 pub mod keys;
