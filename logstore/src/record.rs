@@ -38,6 +38,8 @@ pub enum BatchKind {
     Skip,
     /// The first entry of a new leader's generation.
     GenerationStart,
+    /// Records of clients that each hold an event and changes of the shard's state, all or nothing.
+    Commit,
 }
 
 impl BatchKind {
@@ -46,6 +48,7 @@ impl BatchKind {
             BatchKind::Data => 0,
             BatchKind::Skip => 1,
             BatchKind::GenerationStart => 2,
+            BatchKind::Commit => 3,
         }
     }
 
@@ -54,6 +57,7 @@ impl BatchKind {
             0 => Some(BatchKind::Data),
             1 => Some(BatchKind::Skip),
             2 => Some(BatchKind::GenerationStart),
+            3 => Some(BatchKind::Commit),
             _ => None,
         }
     }

@@ -164,6 +164,7 @@ fn kind_name(kind: BatchKind) -> &'static str {
         BatchKind::Data => "data",
         BatchKind::Skip => "skip",
         BatchKind::GenerationStart => "generation_start",
+        BatchKind::Commit => "commit",
     }
 }
 

@@ -116,7 +116,8 @@ impl Numbered {
     /// What `batch` of a log says, with its base offset; none when no producer is named. Reads every payload.
     pub fn from_log(batch: &Batch) -> Option<(Numbered, Offset)> {
         let head = batch.head();
-        let (producer, sequence) = head.producer.filter(|_| head.kind == BatchKind::Data)?;
+        let ours = matches!(head.kind, BatchKind::Data | BatchKind::Commit);
+        let (producer, sequence) = head.producer.filter(|_| ours)?;
         let count = NonZeroU32::new(head.count)?;
         let digest = Digest::of(batch.records().map(|record| record.payload));
         Some((Numbered { producer, sequence, count, digest }, head.base))

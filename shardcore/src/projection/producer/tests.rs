@@ -250,6 +250,8 @@ fn a_batch_of_the_log_is_known_by_its_own_payloads() {
         "as the client's own batch"
     );
     assert_eq!(base, Offset(40));
+    let commit = batch(BatchHead { kind: BatchKind::Commit, ..head });
+    assert_eq!(Numbered::from_log(&commit), Some((found, base)), "a commit is numbered like records");
     assert_eq!(Numbered::from_log(&batch(BatchHead { producer: None, ..head })), None);
     assert_eq!(Numbered::from_log(&batch(BatchHead { kind: BatchKind::GenerationStart, ..head })), None);
 }
