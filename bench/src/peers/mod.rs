@@ -5,4 +5,6 @@
 //! Not here: the broker's own load (`load`), our sink (`sink`), the raw disk (`raw_disk`).
 
 pub mod echo;
+#[cfg(feature = "peers")]
+pub mod quinn_sink;
 mod report;
