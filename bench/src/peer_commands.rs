@@ -13,6 +13,8 @@ use felix_bench::machine::raise_priority;
 use felix_bench::peers::compare_echo::{self, EchoComparison, EchoMode};
 use felix_bench::peers::compare_sinks::{self, SinksComparison};
 use felix_bench::peers::echo::{Echo, EchoOptions};
+use felix_bench::peers::runs::{self, PeersComparison};
+use felix_bench::peers::system::select;
 
 use crate::EXCEEDED;
 use crate::args::{ShapeArgs, seconds};
@@ -25,6 +27,8 @@ pub enum PeerCommand {
     CompareEcho(CompareEchoArgs),
     /// Compare our sink with one on tokio and quinn, in alternating rounds (feature `peers`).
     CompareSinks(CompareSinksArgs),
+    /// Compare the broker with NATS, Redis and the sink, in alternating rounds.
+    Peers(PeersArgs),
 }
 
 impl PeerCommand {
@@ -33,6 +37,7 @@ impl PeerCommand {
             PeerCommand::Echo(args) => args.run(),
             PeerCommand::CompareEcho(args) => args.run(),
             PeerCommand::CompareSinks(args) => args.run(),
+            PeerCommand::Peers(args) => args.run(),
         }
     }
 }
@@ -186,5 +191,48 @@ impl CompareSinksArgs {
         }
         let exceeded = self.max_ratio.is_some_and(|max| report.ratio > max);
         Ok(if exceeded { ExitCode::from(EXCEEDED) } else { ExitCode::SUCCESS })
+    }
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct PeersArgs {
+    #[command(flatten)]
+    workload: ShapeArgs,
+    /// Names, or kinds such as nats and redis, of what the broker is compared with; then all of it must run. Without it,
+    /// what is not on this machine is left out and said.
+    #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
+    only: Vec<String>,
+    /// Runs of each, alternating.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Folder for the servers' files, on a disk; what is made in it is removed.
+    #[arg(long, default_value = ".")]
+    dir: PathBuf,
+    /// CPU of the load.
+    #[arg(long, default_value_t = 1)]
+    cpu: usize,
+    /// CPU of all servers.
+    #[arg(long, default_value_t = 0)]
+    server_cpu: usize,
+}
+
+impl PeersArgs {
+    fn run(&self) -> anyhow::Result<ExitCode> {
+        let comparison = PeersComparison {
+            systems: select(&self.only)?,
+            all_must_run: !self.only.is_empty(),
+            shape: self.workload.shape()?,
+            rounds: self.rounds,
+            dir: self.dir.clone(),
+            server_cpu: self.server_cpu,
+            client_cpu: self.cpu,
+            program: std::env::current_exe()?,
+        };
+        comparison.check()?;
+        raise_priority();
+        let report = runs::run(&comparison)?;
+        eprint!("{report}");
+        println!("{}", serde_json::to_string(&report)?);
+        Ok(if report.is_whole() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }

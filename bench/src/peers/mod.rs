@@ -7,9 +7,15 @@
 pub mod compare_echo;
 pub mod compare_sinks;
 pub mod echo;
+pub mod nats;
+pub mod programs;
 #[cfg(feature = "peers")]
 pub mod quinn_sink;
+pub mod redis;
 mod report;
+pub mod runs;
+pub mod system;
+pub mod table;
 
 use std::path::Path;
 
@@ -17,6 +23,7 @@ use crate::cluster::ClusterError;
 use crate::compare::CompareError;
 use crate::load::LoadError;
 use crate::machine::pin_thread;
+use crate::shape::ShapeError;
 use crate::target::TargetError;
 
 /// Why nothing was compared.
@@ -35,6 +42,17 @@ pub enum PeerError {
     /// A write that survives a power cut has to reach a disk.
     #[error("{dir} is on {kind}, which keeps its bytes in memory; name a folder on a disk")]
     InMemory { dir: std::path::PathBuf, kind: String },
+    #[error(transparent)]
+    Shape(ShapeError),
+    /// A server or a load that is not ours.
+    #[error("no program `{name}` {looked}; {how}")]
+    NoProgram { name: &'static str, looked: String, how: &'static str },
+    #[error("{name}: this felix-bench was built without the feature `peers`")]
+    NoFeature { name: &'static str },
+    #[error("{name}: {why}")]
+    Program { name: String, why: String },
+    #[error("no free port on loopback: {0}")]
+    Port(std::io::Error),
     #[error("the load thread panicked")]
     LoadThread,
 }
