@@ -37,7 +37,7 @@ pub const REDIS_BENCHMARK: Program = Program {
     env: "FELIX_REDIS_BENCHMARK",
     how: "it is in Debian's package `redis-tools`; put it on PATH or name the file in FELIX_REDIS_BENCHMARK",
 };
-const TASKSET: Program = Program {
+pub const TASKSET: Program = Program {
     name: "taskset",
     env: "FELIX_TASKSET",
     how: "it is in Debian's package `util-linux`; servers are kept on their CPU with it",

@@ -86,7 +86,7 @@ pub struct Row {
     pub differs: &'static str,
     /// Absent when the row was refused.
     pub figures: Option<Figures>,
-    /// Absent for the broker, and when one of the two was refused.
+    /// Absent for the broker, for what stands beside no publish, and when one of the two was refused.
     pub beside: Option<Beside>,
     /// Why there are no figures.
     pub refused: Option<Refused>,
@@ -114,17 +114,16 @@ impl fmt::Display for Refused {
 impl Row {
     /// Rows of what ran, each with the reason why it did not.
     pub(super) fn all(runs: Vec<(System, Vec<LoadReport>, Option<Refused>)>) -> Vec<Row> {
+        let counterparts: Vec<Option<System>> =
+            runs.iter().map(|(system, _, _)| system.counterpart()).collect();
         let mut rows: Vec<Row> =
             runs.into_iter().map(|(system, reports, refused)| Row::of(system, &reports, refused)).collect();
         let brokers: Vec<(&'static str, Option<Figures>)> =
             rows.iter().map(|row| (row.name, row.figures.clone())).collect();
-        for row in &mut rows {
-            let broker = row.promise.counterpart();
-            let ours = brokers
-                .iter()
-                .find(|(name, _)| *name == broker.name())
-                .and_then(|(_, figures)| figures.as_ref());
-            if let (Some(ours), Some(theirs), true) = (ours, &row.figures, broker.name() != row.name) {
+        for (row, broker) in rows.iter_mut().zip(counterparts) {
+            let ours = brokers.iter().find(|(name, _)| broker.is_some_and(|broker| *name == broker.name()));
+            let ours = ours.and_then(|(_, figures)| figures.as_ref());
+            if let (Some(broker), Some(ours), Some(theirs)) = (broker, ours, &row.figures) {
                 row.beside = Some(Beside::of(broker, ours, theirs));
             }
         }

@@ -11,7 +11,7 @@ use std::time::Instant;
 use crate::machine::Machine;
 use crate::measure::{CpuSample, LatencySummary, LoadReport};
 use crate::peers::PeerError;
-use crate::peers::programs::REDIS_BENCHMARK;
+use crate::peers::programs::{REDIS_BENCHMARK, TASKSET};
 use crate::shape::Shape;
 
 /// Requests that show how fast the server is, before the run.
@@ -133,7 +133,7 @@ fn ask(
         ("-P", depth(shape).to_string()),
         ("-n", requests.to_string()),
     ];
-    let output = Command::new("taskset")
+    let output = Command::new(TASKSET.find()?)
         .args(["-c", &cpu.to_string()])
         .arg(program)
         .args(args.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]))
