@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         Some(Command::Sink(args)) => run_sink(&args),
         Some(Command::CompareSink(args)) => run_compare(&args),
         Some(Command::CompareDisk(args)) => run_compare_disk(&args),
-        Some(Command::Peer(command)) => command.run(),
+        Some(Command::Peer(command)) => command.run().map_err(anyhow::Error::from),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("felix-bench: {error:#}");
@@ -131,7 +131,7 @@ fn run_sink(args: &SinkArgs) -> anyhow::Result<ExitCode> {
     let sink = Sink::start(&options)?;
     follow_parent();
     match &args.ready_file {
-        Some(file) => write_ready(file, |folder| Ok(sink.describe(folder)?))?,
+        Some(file) => write_ready(file, |folder| sink.describe(folder).map_err(anyhow::Error::from))?,
         None => println!("{}", sink.address()),
     }
     sink.run()?;
@@ -143,7 +143,7 @@ fn run_quinn_sink(args: &SinkArgs, options: &SinkOptions) -> anyhow::Result<Exit
     let sink = felix_bench::peers::quinn_sink::QuinnSink::start(options)?;
     follow_parent();
     match &args.ready_file {
-        Some(file) => write_ready(file, |folder| Ok(sink.describe(folder)?))?,
+        Some(file) => write_ready(file, |folder| sink.describe(folder).map_err(anyhow::Error::from))?,
         None => println!("{}", sink.address()),
     }
     sink.run()?;
@@ -161,9 +161,12 @@ fn follow_parent() {
 }
 
 /// Writes a ready file, complete or not at all; what it names goes beside it.
-fn write_ready(file: &Path, describe: impl FnOnce(&Path) -> anyhow::Result<Ready>) -> anyhow::Result<()> {
+fn write_ready<E: From<std::io::Error>>(
+    file: &Path,
+    describe: impl FnOnce(&Path) -> Result<Ready, E>,
+) -> Result<(), E> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let text = serde_json::to_string_pretty(&describe(folder)?)?;
+    let text = serde_json::to_string_pretty(&describe(folder)?).map_err(std::io::Error::from)?;
     let beside = file.with_extension("tmp");
     std::fs::write(&beside, text)?;
     std::fs::rename(&beside, file)?;

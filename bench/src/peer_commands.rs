@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
 use felix_bench::machine::raise_priority;
+use felix_bench::peers::PeerError;
 use felix_bench::peers::compare_echo::{self, EchoComparison, EchoMode};
 use felix_bench::peers::compare_sinks::{self, SinksComparison};
-use felix_bench::peers::echo::{Echo, EchoOptions};
+use felix_bench::peers::echo::{Echo, EchoError, EchoOptions};
 use felix_bench::peers::runs::{self, PeersComparison};
-use felix_bench::peers::system::select;
+use felix_bench::peers::system::{UnknownSystem, select};
+use felix_bench::shape::ShapeError;
 
 use crate::EXCEEDED;
 use crate::args::{ShapeArgs, seconds};
@@ -31,8 +33,27 @@ pub enum PeerCommand {
     Peers(PeersArgs),
 }
 
+/// Why a command came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    #[error(transparent)]
+    Name(#[from] UnknownSystem),
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    #[error(transparent)]
+    Echo(#[from] EchoError),
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error("the result cannot be written: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("{}", crate::NO_PEERS)]
+    NoFeature,
+}
+
 impl PeerCommand {
-    pub fn run(&self) -> anyhow::Result<ExitCode> {
+    pub fn run(&self) -> Result<ExitCode, CommandError> {
         match self {
             PeerCommand::Echo(args) => args.run(),
             PeerCommand::CompareEcho(args) => args.run(),
@@ -64,7 +85,7 @@ pub struct EchoArgs {
 }
 
 impl EchoArgs {
-    fn run(&self) -> anyhow::Result<ExitCode> {
+    fn run(&self) -> Result<ExitCode, CommandError> {
         let echo = Echo::start(&EchoOptions {
             cpu: self.cpu,
             address: self.bind,
@@ -74,7 +95,9 @@ impl EchoArgs {
         })?;
         crate::follow_parent();
         match &self.ready_file {
-            Some(file) => crate::write_ready(file, |folder| Ok(echo.describe(folder)?))?,
+            Some(file) => {
+                crate::write_ready(file, |folder| echo.describe(folder).map_err(CommandError::from))?
+            }
             None => println!("{}", echo.address()),
         }
         echo.run()?;
@@ -125,7 +148,7 @@ pub struct CompareEchoArgs {
 }
 
 impl CompareEchoArgs {
-    fn run(&self) -> anyhow::Result<ExitCode> {
+    fn run(&self) -> Result<ExitCode, CommandError> {
         let modes = match self.mode {
             ModeArg::All => EchoMode::ALL.to_vec(),
             ModeArg::Spinning => vec![EchoMode::Spinning],
@@ -170,8 +193,10 @@ pub struct CompareSinksArgs {
 }
 
 impl CompareSinksArgs {
-    fn run(&self) -> anyhow::Result<ExitCode> {
-        anyhow::ensure!(cfg!(feature = "peers"), crate::NO_PEERS);
+    fn run(&self) -> Result<ExitCode, CommandError> {
+        if !cfg!(feature = "peers") {
+            return Err(CommandError::NoFeature);
+        }
         let shape = self.workload.shape()?;
         shape.check()?;
         raise_priority();
@@ -217,7 +242,7 @@ pub struct PeersArgs {
 }
 
 impl PeersArgs {
-    fn run(&self) -> anyhow::Result<ExitCode> {
+    fn run(&self) -> Result<ExitCode, CommandError> {
         let comparison = PeersComparison {
             systems: select(&self.only)?,
             all_must_run: !self.only.is_empty(),
