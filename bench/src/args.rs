@@ -29,6 +29,8 @@ pub enum Command {
     CompareSink(CompareArgs),
     /// Compare the durable path of a broker with the raw disk below it, in alternating rounds.
     CompareDisk(CompareDiskArgs),
+    #[command(flatten)]
+    Peer(crate::peer_commands::PeerCommand),
 }
 
 /// What a load is sent to.
@@ -66,6 +68,15 @@ impl From<FramingArg> for Framing {
             FramingArg::Whole => Framing::Whole,
         }
     }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum DriverArg {
+    /// The broker's driver.
+    #[default]
+    Felix,
+    /// tokio and quinn (feature `peers`); it parks at once and takes frames as bytes arrive.
+    Quinn,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -140,7 +151,7 @@ impl Default for ShapeArgs {
 }
 
 impl ShapeArgs {
-    fn shape(&self) -> Result<Shape, ShapeError> {
+    pub fn shape(&self) -> Result<Shape, ShapeError> {
         let named = Shape::named(&self.shape)?;
         let mut shape = Shape {
             record_bytes: self.size.unwrap_or(named.record_bytes),
@@ -299,6 +310,9 @@ pub struct SinkArgs {
     pub spin_us: u64,
     #[arg(long, value_enum, default_value_t = FramingArg::Stream)]
     pub framing: FramingArg,
+    /// What carries the bytes.
+    #[arg(long, value_enum, default_value_t = DriverArg::Felix)]
+    pub driver: DriverArg,
     /// File to write once serving; certificate and token go beside it.
     #[arg(long, value_name = "FILE")]
     pub ready_file: Option<PathBuf>,
@@ -400,7 +414,7 @@ pub struct CompareDiskArgs {
 }
 
 /// A length that CPU time can be read for, and that ends.
-fn seconds(text: &str) -> Result<f64, String> {
+pub fn seconds(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if (0.1..=3_600.0).contains(&value) { Ok(value) } else { Err("0.1 to 3600 are allowed".to_owned()) }
 }

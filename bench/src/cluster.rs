@@ -179,7 +179,7 @@ impl Drop for DevBroker {
     }
 }
 
-/// A `felix-bench sink` process. Ended when dropped.
+/// A process of ours that serves and keeps nothing: a sink, an echo. Ended when dropped.
 #[derive(Debug)]
 pub struct SinkProcess {
     process: Process,
@@ -192,10 +192,24 @@ impl SinkProcess {
     /// # Errors
     /// It cannot be started or did not become ready; nothing is left running then.
     pub fn start(program: &Path, dir: &Path, args: &[String]) -> Result<SinkProcess, ClusterError> {
-        let ready_file = dir.join("sink.json");
+        SinkProcess::start_as("sink", program, dir, args)
+    }
+
+    /// The same for another server of the program, such as `echo`.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub fn start_as(
+        server: &str,
+        program: &Path,
+        dir: &Path,
+        args: &[String],
+    ) -> Result<SinkProcess, ClusterError> {
+        let ready_file = dir.join(format!("{server}.json"));
         let mut command = Command::new(program);
-        command.arg("sink").arg("--ready-file").arg(&ready_file).args(args);
-        let mut process = Process::start("felix-bench sink", command, &dir.join("felix-sink.log"))?;
+        command.arg(server).arg("--ready-file").arg(&ready_file).args(args);
+        let name = format!("felix-bench {server}");
+        let mut process = Process::start(&name, command, &dir.join(format!("felix-{server}.log")))?;
         let ready = process.wait_ready(&ready_file, READY_DEADLINE)?;
         Ok(SinkProcess { process, ready })
     }

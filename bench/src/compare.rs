@@ -170,7 +170,11 @@ fn measure(comparison: &Comparison, name: &'static str, ready: &Ready) -> Result
     outcome.map_err(|error| CompareError::Load { target: name, error })
 }
 
-fn costs(name: &'static str, reports: &[LoadReport]) -> Result<Costs, CompareError> {
+/// The costs of one server's runs.
+///
+/// # Errors
+/// The CPU time of one of them is not known.
+pub(crate) fn costs(name: &'static str, reports: &[LoadReport]) -> Result<Costs, CompareError> {
     let rounds: Vec<f64> = reports.iter().filter_map(LoadReport::server_s_per_gb).collect();
     if rounds.len() < reports.len() || rounds.is_empty() || rounds.contains(&0.0) {
         return Err(CompareError::NoCost(name));

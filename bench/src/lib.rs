@@ -13,6 +13,7 @@ pub mod endpoint;
 pub mod load;
 pub mod machine;
 pub mod measure;
+pub mod peers;
 pub mod proc;
 pub mod raw_disk;
 pub mod shape;

@@ -2,6 +2,7 @@
 //! Exit status: 0 done and clean, 1 failed or not clean, 2 wrong usage, 4 a bound is not kept.
 
 mod args;
+mod peer_commands;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -19,7 +20,7 @@ use felix_bench::shape::Shape;
 use felix_bench::sink::{Sink, SinkOptions};
 use felix_bench::target::{Ready, Target};
 
-use args::{Command, CompareArgs, CompareDiskArgs, LoadArgs, SinkArgs, To};
+use args::{Command, CompareArgs, CompareDiskArgs, DriverArg, LoadArgs, SinkArgs, To};
 
 /// The broker's allocator, so that the sink has the same.
 #[global_allocator]
@@ -27,6 +28,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// A bound is not kept.
 const EXCEEDED: u8 = 4;
+/// What a build without the feature says.
+const NO_PEERS: &str =
+    "this felix-bench was built without the feature `peers`; build it with `--features felix-bench/peers`";
 
 fn main() -> ExitCode {
     let outcome = match args::Args::parse().command {
@@ -35,6 +39,7 @@ fn main() -> ExitCode {
         Some(Command::Sink(args)) => run_sink(&args),
         Some(Command::CompareSink(args)) => run_compare(&args),
         Some(Command::CompareDisk(args)) => run_compare_disk(&args),
+        Some(Command::Peer(command)) => command.run().map_err(anyhow::Error::from),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("felix-bench: {error:#}");
@@ -113,28 +118,59 @@ fn start_broker(folder: &Path, args: &LoadArgs, shape: &Shape) -> anyhow::Result
 }
 
 fn run_sink(args: &SinkArgs) -> anyhow::Result<ExitCode> {
-    let sink = Sink::start(&SinkOptions {
+    let options = SinkOptions {
         cpu: args.cpu,
         address: args.bind,
         mtu: args.mtu,
         spin: Duration::from_micros(args.spin_us),
         framing: args.framing.into(),
-    })?;
-    // Whoever started us reads the ready file; nobody is left to end us when it goes.
-    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
+    };
+    if args.driver == DriverArg::Quinn {
+        return run_quinn_sink(args, &options);
+    }
+    let sink = Sink::start(&options)?;
+    follow_parent();
     match &args.ready_file {
-        Some(file) => {
-            let folder =
-                file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            let text = serde_json::to_string_pretty(&sink.describe(folder)?)?;
-            let beside = file.with_extension("tmp");
-            std::fs::write(&beside, text)?;
-            std::fs::rename(&beside, file)?;
-        }
+        Some(file) => write_ready(file, |folder| sink.describe(folder).map_err(anyhow::Error::from))?,
         None => println!("{}", sink.address()),
     }
     sink.run()?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(feature = "peers")]
+fn run_quinn_sink(args: &SinkArgs, options: &SinkOptions) -> anyhow::Result<ExitCode> {
+    let sink = felix_bench::peers::quinn_sink::QuinnSink::start(options)?;
+    follow_parent();
+    match &args.ready_file {
+        Some(file) => write_ready(file, |folder| sink.describe(folder).map_err(anyhow::Error::from))?,
+        None => println!("{}", sink.address()),
+    }
+    sink.run()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(not(feature = "peers"))]
+fn run_quinn_sink(_: &SinkArgs, _: &SinkOptions) -> anyhow::Result<ExitCode> {
+    anyhow::bail!(NO_PEERS)
+}
+
+/// Whoever started a server reads its ready file; nobody is left to end it when they go.
+fn follow_parent() {
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
+}
+
+/// Writes a ready file, complete or not at all; what it names goes beside it.
+fn write_ready<E: From<std::io::Error>>(
+    file: &Path,
+    describe: impl FnOnce(&Path) -> Result<Ready, E>,
+) -> Result<(), E> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let text = serde_json::to_string_pretty(&describe(folder)?).map_err(std::io::Error::from)?;
+    let beside = file.with_extension("tmp");
+    std::fs::write(&beside, text)?;
+    std::fs::rename(&beside, file)?;
+    Ok(())
 }
 
 fn run_compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {

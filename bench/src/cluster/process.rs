@@ -44,10 +44,24 @@ impl Process {
     /// # Errors
     /// The process ended first, or `deadline` passed. What it said is part of the error.
     pub fn wait_ready(&mut self, file: &Path, deadline: Duration) -> Result<Ready, ClusterError> {
+        let missing = format!("no usable {}", file.display());
+        self.wait_for(&missing, deadline, || Ready::read(file).ok())
+    }
+
+    /// Waits until `look` finds something; `missing` says in an error what it did not find.
+    ///
+    /// # Errors
+    /// The process ended first, or `deadline` passed. What it said is part of the error.
+    pub fn wait_for<T>(
+        &mut self,
+        missing: &str,
+        deadline: Duration,
+        mut look: impl FnMut() -> Option<T>,
+    ) -> Result<T, ClusterError> {
         let begun = Instant::now();
         loop {
-            if let Ok(ready) = Ready::read(file) {
-                return Ok(ready);
+            if let Some(found) = look() {
+                return Ok(found);
             }
             let why = match self.child.try_wait() {
                 Ok(Some(status)) => format!("it ended, {status}"),
@@ -55,7 +69,7 @@ impl Process {
                     std::thread::sleep(LOOK);
                     continue;
                 }
-                Ok(None) => format!("no usable {} after {} s", file.display(), deadline.as_secs()),
+                Ok(None) => format!("{missing} after {} s", deadline.as_secs()),
                 Err(error) => error.to_string(),
             };
             return Err(ClusterError::NotReady { what: self.name.clone(), why, log: self.tail() });

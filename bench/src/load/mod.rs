@@ -12,7 +12,7 @@ mod reader;
 mod run;
 #[cfg(test)]
 mod tests;
-mod window;
+pub(crate) mod window;
 
 use bytes::{Bytes, BytesMut};
 use felix_wire::client::{Auth, Message};

@@ -133,7 +133,11 @@ impl SinkStream {
     }
 }
 
-fn handle(
+/// What is answered to a frame, behind `out`.
+///
+/// # Errors
+/// A frame a client must not send now. The stream is lost.
+pub fn handle(
     ended: Ended,
     authenticated: &mut bool,
     out: &mut BytesMut,

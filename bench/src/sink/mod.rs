@@ -5,9 +5,9 @@
 //! exactly once, into a buffer that is used again and again.
 //! Not here: checking anything a broker must check: any token, any stream name is accepted.
 
-mod connection;
-mod serve;
-mod split;
+pub(crate) mod connection;
+pub(crate) mod serve;
+pub(crate) mod split;
 
 use std::io;
 use std::net::SocketAddr;
@@ -30,6 +30,9 @@ pub use serve::SinkCounts;
 
 /// Registered memory of an executor that does no disk work; the broker's.
 const IO_MEMORY_BYTES: usize = 1 << 20;
+/// The broker's: silence that ends a connection, and silence of ours that is broken.
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(6);
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Names the certificate is good for.
 const NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
@@ -108,27 +111,8 @@ impl Sink {
         let address = group.local_addr;
         let clock = Clock::start();
         let waker = CoreWaker::new();
-        let settings = QuicSettings {
-            mtu_upper_bound: options.mtu,
-            stream_window: serve::STREAM_WINDOW,
-            conn_window_before_auth: serve::CONN_WINDOW_BEFORE_AUTH,
-            send_window: serve::SEND_WINDOW,
-            idle_timeout: Duration::from_secs(6),
-            keep_alive: Some(Duration::from_secs(2)),
-            // Nobody is told that an earlier sink is gone, and the port is on loopback.
-            ..QuicSettings::new([0; KEY_BYTES], [0; KEY_BYTES])
-        };
-        let quic = Quic::new(settings, Some(tls), clock.instant(Tick::ZERO))?;
-        let spec = CoreSpec {
-            index: 0,
-            cpu: options.cpu,
-            spin: options.spin,
-            name: "felix-sink".to_owned(),
-            io_memory_bytes: IO_MEMORY_BYTES,
-            pinned_bytes: DEFAULT_PINNED_BYTES,
-            clock,
-            waker: waker.clone(),
-        };
+        let quic = Quic::new(settings(options.mtu), Some(tls), clock.instant(Tick::ZERO))?;
+        let spec = core_spec("felix-sink", options.cpu, options.spin, (clock, waker.clone()));
         let ending = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&ending);
         let framing = options.framing;
@@ -147,24 +131,7 @@ impl Sink {
     /// # Errors
     /// The folder cannot be written.
     pub fn describe(&self, folder: &Path) -> Result<Ready, SinkError> {
-        let write = |name: &str, text: &str| {
-            let path = folder.join(name);
-            match std::fs::write(&path, text) {
-                Ok(()) => Ok(path),
-                Err(error) => Err(SinkError::Write { path, error }),
-            }
-        };
-        Ok(Ready {
-            broker_addr: self.address,
-            ca_file: write("sink-ca.pem", &self.certificate_pem)?,
-            token_file: write("sink-token", "any")?,
-            tenant: "bench".to_owned(),
-            namespace: "default".to_owned(),
-            pids: Pids { broker: std::process::id(), ctrl: None },
-            metrics_url: None,
-            controlplane_url: None,
-            controlplane_token_file: None,
-        })
+        describe(self.address, &self.certificate_pem, folder)
     }
 
     /// Ends the sink and says what it took.
@@ -206,8 +173,67 @@ impl Drop for Sink {
     }
 }
 
+/// The broker's transport settings for datagrams of up to `mtu` bytes.
+pub(crate) fn settings(mtu: u16) -> QuicSettings {
+    QuicSettings {
+        mtu_upper_bound: mtu,
+        stream_window: serve::STREAM_WINDOW,
+        conn_window_before_auth: serve::CONN_WINDOW_BEFORE_AUTH,
+        send_window: serve::SEND_WINDOW,
+        idle_timeout: IDLE_TIMEOUT,
+        keep_alive: Some(KEEP_ALIVE),
+        // Nobody is told that an earlier server is gone, and the port is on loopback.
+        ..QuicSettings::new([0; KEY_BYTES], [0; KEY_BYTES])
+    }
+}
+
+/// The one core of a server that does no disk work.
+pub(crate) fn core_spec(
+    name: &str,
+    cpu: Option<usize>,
+    spin: Duration,
+    (clock, waker): (Clock, CoreWaker),
+) -> CoreSpec {
+    CoreSpec {
+        index: 0,
+        cpu,
+        spin,
+        name: name.to_owned(),
+        io_memory_bytes: IO_MEMORY_BYTES,
+        pinned_bytes: DEFAULT_PINNED_BYTES,
+        clock,
+        waker,
+    }
+}
+
+/// Writes certificate and token into `folder` and describes a server of this process as a ready file does.
+pub(crate) fn describe(
+    address: SocketAddr,
+    certificate_pem: &str,
+    folder: &Path,
+) -> Result<Ready, SinkError> {
+    let write = |name: &str, text: &str| {
+        let path = folder.join(name);
+        match std::fs::write(&path, text) {
+            Ok(()) => Ok(path),
+            Err(error) => Err(SinkError::Write { path, error }),
+        }
+    };
+    Ok(Ready {
+        broker_addr: address,
+        ca_file: write("sink-ca.pem", certificate_pem)?,
+        token_file: write("sink-token", "any")?,
+        tenant: "bench".to_owned(),
+        namespace: "default".to_owned(),
+        pids: Pids { broker: std::process::id(), ctrl: None },
+        metrics_url: None,
+        controlplane_url: None,
+        controlplane_token_file: None,
+    })
+}
+
 /// A self-signed leaf that cannot sign others, as PEM, and a server configuration with it.
-fn certificate() -> Result<(String, Arc<rustls::ServerConfig>), SinkError> {
+pub(crate) fn certificate() -> Result<(String, Arc<rustls::ServerConfig>), SinkError> {
     let mut params = CertificateParams::new(NAMES.map(str::to_owned).to_vec())?;
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages.push(KeyUsagePurpose::DigitalSignature);

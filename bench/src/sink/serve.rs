@@ -19,16 +19,16 @@ use super::split::Discard;
 /// The broker's windows (architecture 7).
 pub const STREAM_WINDOW: u64 = 4 << 20;
 pub const CONN_WINDOW_BEFORE_AUTH: u64 = 256 << 10;
-const CONN_WINDOW: u64 = 16 << 20;
+pub const CONN_WINDOW: u64 = 16 << 20;
 pub const SEND_WINDOW: u64 = 1 << 20;
 /// The broker's budgets of a turn: bytes received, bytes read from streams, bytes of one read.
-const RECV_BYTES: usize = 1 << 20;
+pub const RECV_BYTES: usize = 1 << 20;
 const TURN_BYTES: usize = 4 << 20;
-const READ_BYTES: usize = 64 << 10;
+pub const READ_BYTES: usize = 64 << 10;
 /// Bytes of one stream before the next one is read.
 const STREAM_BYTES: usize = 1 << 20;
 /// Trains in one send batch.
-const TRANSMITS: usize = 64;
+pub const TRANSMITS: usize = 64;
 
 /// What a sink took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct SinkCounts {
     pub broken_streams: u64,
 }
 
-type StreamKey = (ConnKey, StreamId);
+pub type StreamKey = (ConnKey, StreamId);
 
 struct Server {
     quic: Quic,
@@ -187,7 +187,7 @@ impl Server {
 }
 
 /// Sends until nothing is left or the socket is full.
-fn transmit(quic: &mut Quic, io: &mut CoreIo, batch: &mut Transmits) {
+pub fn transmit(quic: &mut Quic, io: &mut CoreIo, batch: &mut Transmits) {
     loop {
         if batch.is_empty() {
             quic.poll_transmit(io.now(), batch);
