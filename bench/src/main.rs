@@ -71,6 +71,10 @@ fn run_load(args: &LoadArgs) -> anyhow::Result<ExitCode> {
 fn measured(args: &LoadArgs) -> anyhow::Result<LoadReport> {
     let shape = args.shape()?;
     shape.check()?;
+    let started = args.to == To::Broker && args.dev.is_none() && args.named_target()?.is_none();
+    if shape.storage.is_durable() && !started {
+        anyhow::bail!("a shape with storage needs a broker that is started for the run");
+    }
     let folder = tempfile::tempdir()?;
     let mut started = Started::Nothing;
     let target = if args.to == To::Sink {
@@ -108,7 +112,7 @@ enum Started {
 fn start_broker(folder: &Path, args: &LoadArgs, shape: &Shape) -> anyhow::Result<DevBroker> {
     let broker = compare::start_broker(folder, args.server_cpu, shape)
         .context("no broker was named (--dev, --addr) and none could be started")?;
-    broker.create_stream(&args.stream, shape.shards)?;
+    compare::create_stream(&broker, &args.stream, shape)?;
     Ok(broker)
 }
 
