@@ -1,7 +1,9 @@
 //! `felix-bench`: arguments -> one run -> its result. Bare, it prints two numbers for the canonical shape.
-//! Exit status: 0 done and clean, 1 failed or not clean, 2 wrong usage, 4 a bound is not kept.
+//! Exit status: 0 done and clean, 1 failed or not clean, 2 wrong usage, 4 a bound is not kept or a run is worse than
+//! another, 5 two runs cannot be told apart by their trials.
 
 mod args;
+mod runs;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -35,6 +37,12 @@ fn main() -> ExitCode {
         Some(Command::Sink(args)) => run_sink(&args),
         Some(Command::CompareSink(args)) => run_compare(&args),
         Some(Command::CompareDisk(args)) => run_compare_disk(&args),
+        Some(Command::Run(args)) => runs::one(&args),
+        Some(Command::Campaign(args)) => runs::campaign(&args),
+        Some(Command::Compare(args)) => runs::compare(&args),
+        Some(Command::Sweep(args)) => runs::sweep(&args),
+        Some(Command::Preflight(args)) => runs::preflight(&args),
+        Some(Command::Agent(args)) => runs::agent(&args),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("felix-bench: {error:#}");

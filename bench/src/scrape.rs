@@ -64,7 +64,8 @@ impl Page {
     pub fn parse(page: &str) -> Page {
         let mut found = Page::default();
         for line in page.lines() {
-            let Some((series, value)) = line.strip_prefix(PREFIX).and_then(|line| line.rsplit_once(' ')) else {
+            let Some((series, value)) = line.strip_prefix(PREFIX).and_then(|line| line.rsplit_once(' '))
+            else {
                 continue;
             };
             let Ok(value) = value.parse::<f64>() else { continue };

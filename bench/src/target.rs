@@ -95,8 +95,7 @@ impl Target {
 /// # Errors
 /// It cannot be read or holds none.
 pub fn read_roots(path: &Path) -> Result<Vec<CertificateDer<'static>>, TargetError> {
-    parse_roots(&read(path)?)
-        .map_err(|reason| TargetError::Content { path: path.to_owned(), reason })
+    parse_roots(&read(path)?).map_err(|reason| TargetError::Content { path: path.to_owned(), reason })
 }
 
 /// The certificates of PEM text.

@@ -125,8 +125,11 @@ impl Seen {
     /// The part between the first and the last look within `window` (seconds since 1970).
     #[must_use]
     pub fn within(&self, window: (f64, f64)) -> Steady {
-        let inside: Vec<&Sample> =
-            self.samples.iter().filter(|sample| sample.unix_s >= window.0 && sample.unix_s <= window.1).collect();
+        let inside: Vec<&Sample> = self
+            .samples
+            .iter()
+            .filter(|sample| sample.unix_s >= window.0 && sample.unix_s <= window.1)
+            .collect();
         let intervals: Vec<Interval> = inside.windows(2).map(|pair| between(pair[0], pair[1])).collect();
         let whole = match inside[..] {
             [first, .., last] => Some(between(first, last)),
@@ -191,7 +194,8 @@ mod tests {
     use super::*;
 
     fn sample(begun: Instant, second: u64, appended: f64) -> Sample {
-        let page = format!("felix_publish_written_total{{core=\"0\"}} {appended}\nfelix_shards{{core=\"0\"}} 3\n");
+        let page =
+            format!("felix_publish_written_total{{core=\"0\"}} {appended}\nfelix_shards{{core=\"0\"}} 3\n");
         Sample {
             at: begun + Duration::from_secs(second),
             unix_s: 1_000.0 + second as f64,
@@ -204,7 +208,8 @@ mod tests {
     fn a_rate_is_the_median_of_the_whole_seconds_within_the_window() {
         let begun = Instant::now();
         let counts = [0.0, 1.0, 101.0, 201.0, 5_201.0, 5_311.0, 5_312.0];
-        let samples = counts.into_iter().zip(0..).map(|(count, second)| sample(begun, second, count)).collect();
+        let samples =
+            counts.into_iter().zip(0..).map(|(count, second)| sample(begun, second, count)).collect();
         let seen = Seen { samples };
         assert_eq!(seen.intervals().len(), 6);
         // The first second and the last are outside; the burst of 5,000 is one of four.
@@ -221,7 +226,8 @@ mod tests {
     fn seconds_in_which_nothing_moved_count_as_such() {
         let begun = Instant::now();
         let counts = [0.0, 100.0, 100.0, 100.0, 100.0];
-        let samples = counts.into_iter().zip(0..).map(|(count, second)| sample(begun, second, count)).collect();
+        let samples =
+            counts.into_iter().zip(0..).map(|(count, second)| sample(begun, second, count)).collect();
         assert_eq!(Seen { samples }.within((0.0, 2_000.0)).rate(APPENDED), Some(0.0));
     }
 
@@ -234,7 +240,11 @@ mod tests {
 
     #[test]
     fn a_watch_of_nobody_ends_and_has_nothing() {
-        let watch = Watch::start(Watched { metrics: None, pid: Some(std::process::id()), every: Duration::from_secs(60) });
+        let watch = Watch::start(Watched {
+            metrics: None,
+            pid: Some(std::process::id()),
+            every: Duration::from_secs(60),
+        });
         let seen = watch.stop();
         let intervals = seen.intervals();
         assert_eq!(intervals.len(), 1, "the first look and the last");

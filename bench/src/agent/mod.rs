@@ -19,7 +19,7 @@ use crate::load::{self, LoadPlan};
 use crate::machine::pin_thread;
 use crate::preflight::{Host, probe_path, spin};
 use crate::target::{Target, parse_roots};
-use talk::{Answer, Ask, Job, VERSION};
+use talk::{Answer, Ask, Found, Job, VERSION};
 
 /// For the first message and for writing answers.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
@@ -56,8 +56,8 @@ pub struct Agent {
 /// # Errors
 /// It cannot be read, or they are too few.
 pub fn read_token(path: &Path) -> Result<String, AgentError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| AgentError::Token { path: path.to_owned(), error })?;
+    let text =
+        std::fs::read_to_string(path).map_err(|error| AgentError::Token { path: path.to_owned(), error })?;
     let token = text.trim().to_owned();
     if token.len() < TOKEN_MIN {
         return Err(AgentError::ShortToken { path: path.to_owned() });
@@ -71,8 +71,7 @@ impl Agent {
     /// # Errors
     /// The address cannot be had.
     pub fn bind(address: SocketAddr, token: String, cpu: usize) -> Result<Agent, AgentError> {
-        let listener =
-            TcpListener::bind(address).map_err(|error| AgentError::Listen { address, error })?;
+        let listener = TcpListener::bind(address).map_err(|error| AgentError::Listen { address, error })?;
         Ok(Agent { listener, token, cpu })
     }
 
@@ -140,18 +139,16 @@ impl Agent {
 
     fn answer(&self, stream: &mut TcpStream, ask: Ask) -> io::Result<()> {
         match ask {
-            Ask::Hello { .. } => {
-                talk::send(stream, &Answer::Failed { why: "a second hello".to_owned() })
-            }
+            Ask::Hello { .. } => talk::send(stream, &Answer::Failed { why: "a second hello".to_owned() }),
             Ask::Clock => talk::send(stream, &Answer::Clock { unix_s: unix_now().as_secs_f64() }),
             Ask::Preflight { mtu, spin_ms, echo } => {
                 let local = stream.local_addr()?.ip();
                 let answer = match probe_path(local, echo, mtu) {
-                    Ok(path) => Answer::Preflight {
+                    Ok(path) => Answer::Preflight(Box::new(Found {
                         host: Host::look(&Facts::read(BufferSizes::default())),
                         noise: spin(self.cpu, Duration::from_millis(spin_ms).min(SPIN_MAX)),
                         path,
-                    },
+                    })),
                     Err(error) => Answer::Failed { why: error.to_string() },
                 };
                 talk::send(stream, &answer)
@@ -204,4 +201,96 @@ impl Agent {
 
 fn unix_now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+    use crate::shape::Shape;
+
+    const WORDS: &str = "words for a test of agents";
+
+    /// What an agent answers to `asks`, one connection.
+    fn talk_with(asks: &[Ask]) -> Vec<Answer> {
+        let agent = Agent::bind(([127, 0, 0, 1], 0).into(), WORDS.to_owned(), 0).unwrap();
+        let address = agent.address().unwrap();
+        let serving =
+            std::thread::spawn(move || agent.listener.accept().map(|(stream, _)| agent.talk(stream)));
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut answers = Vec::new();
+        for ask in asks {
+            talk::send(&mut stream, ask).unwrap();
+            let Ok(answer) = talk::receive(&mut stream) else { break };
+            answers.push(answer);
+        }
+        drop(stream);
+        let _ = serving.join().unwrap();
+        answers
+    }
+
+    fn hello() -> Ask {
+        Ask::Hello { version: VERSION, token: WORDS.to_owned() }
+    }
+
+    fn job(change: impl FnOnce(&mut Job)) -> Ask {
+        let mut job = Job {
+            address: ([127, 0, 0, 1], 9).into(),
+            server_name: "localhost".to_owned(),
+            roots: "no certificate".to_owned(),
+            token: String::new(),
+            tenant: "t".to_owned(),
+            namespace: "n".to_owned(),
+            stream: "s".to_owned(),
+            shape: Shape::canonical(),
+            start_unix_s: unix_now().as_secs_f64() + 30.0,
+        };
+        change(&mut job);
+        Ask::Run(Box::new(job))
+    }
+
+    #[test]
+    fn strangers_are_sent_away() {
+        let wrong = Ask::Hello { version: VERSION, token: "other words for a test".to_owned() };
+        let old = Ask::Hello { version: VERSION + 1, token: WORDS.to_owned() };
+        for first in [wrong, old, Ask::Clock, job(|_| {})] {
+            let answers = talk_with(&[first, Ask::Clock]);
+            assert!(matches!(&answers[..], [Answer::Failed { .. }]), "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn loads_that_cannot_be_are_refused_and_the_driver_may_go_on() {
+        let answers = talk_with(&[
+            hello(),
+            job(|job| job.shape.inflight = 0),
+            job(|job| job.start_unix_s = 5.0),
+            job(|job| job.shape.duration_s = 80_000.0),
+            job(|_| {}),
+            Ask::Clock,
+        ]);
+        let reasons: Vec<String> = answers
+            .iter()
+            .filter_map(|answer| if let Answer::Failed { why } = answer { Some(why.clone()) } else { None })
+            .collect();
+        for (reason, part) in reasons.iter().zip(["inflight", "ahead", "more than", "no certificate"]) {
+            assert!(reason.contains(part), "{reason} does not say {part}");
+        }
+        assert_eq!(reasons.len(), 4);
+        assert!(matches!(answers.last(), Some(Answer::Clock { .. })));
+    }
+
+    #[test]
+    fn bytes_that_are_no_message_end_the_talk() {
+        let agent = Agent::bind(([127, 0, 0, 1], 0).into(), WORDS.to_owned(), 0).unwrap();
+        let address = agent.address().unwrap();
+        let serving =
+            std::thread::spawn(move || agent.listener.accept().map(|(stream, _)| agent.talk(stream)));
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let refused = serving.join().unwrap().unwrap().unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+    }
 }

@@ -55,13 +55,31 @@ pub struct Job {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Answer {
-    Welcome { version: u32 },
-    Clock { unix_s: f64 },
-    Preflight { host: Host, noise: CpuNoise, path: Vec<SizeProbe> },
+    Welcome {
+        version: u32,
+    },
+    Clock {
+        unix_s: f64,
+    },
+    Preflight {
+        host: Host,
+        noise: CpuNoise,
+        path: Vec<SizeProbe>,
+    },
     /// The load ended; its histograms follow.
     Done(Box<Outcome>),
     /// What was asked was not done.
-    Failed { why: String },
+    Failed {
+        why: String,
+    },
+}
+
+/// What an agent's machine gives.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Found {
+    pub host: Host,
+    pub noise: CpuNoise,
+    pub path: Vec<SizeProbe>,
 }
 
 /// Writes one frame.
@@ -117,7 +135,8 @@ mod tests {
     #[test]
     fn a_message_comes_back_and_a_cut_one_does_not() {
         let mut wire = Vec::new();
-        send(&mut wire, &Ask::Preflight { mtu: 1_452, spin_ms: 3, echo: ([127, 0, 0, 1], 9).into() }).unwrap();
+        send(&mut wire, &Ask::Preflight { mtu: 1_452, spin_ms: 3, echo: ([127, 0, 0, 1], 9).into() })
+            .unwrap();
         let back: Ask = receive(&mut &wire[..]).unwrap();
         assert!(matches!(back, Ask::Preflight { mtu: 1_452, spin_ms: 3, .. }));
         for end in 0..wire.len() {

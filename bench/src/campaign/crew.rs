@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::file::Distributed;
 use super::result::{AgentFacts, Outcome};
-use crate::agent::talk::{self, Answer, Ask, HISTOGRAMS, Job, VERSION};
+use crate::agent::talk::{self, Answer, Ask, Found, HISTOGRAMS, Job, VERSION};
 use crate::agent::{AgentError, read_token};
 use crate::measure::{HistogramError, Histograms, Latency};
 use crate::preflight::Echo;
@@ -63,6 +63,7 @@ struct Hand {
 pub struct Crew {
     hands: Vec<Hand>,
     lead_s: f64,
+    server_name: String,
 }
 
 impl Crew {
@@ -74,7 +75,8 @@ impl Crew {
         let token = read_token(&distributed.token_file)?;
         let hands: Result<Vec<Hand>, CrewError> =
             distributed.agents.iter().map(|address| Hand::take(*address, &token)).collect();
-        Ok(Crew { hands: hands?, lead_s: distributed.lead_s })
+        let server_name = distributed.server_name.clone();
+        Ok(Crew { hands: hands?, lead_s: distributed.lead_s, server_name })
     }
 
     #[must_use]
@@ -111,7 +113,7 @@ impl Crew {
         let jobs: Vec<Job> = (0..self.hands.len())
             .map(|index| Job {
                 address: ready.broker_addr,
-                server_name: "localhost".to_owned(),
+                server_name: self.server_name.clone(),
                 roots: roots.clone(),
                 token: token.trim().to_owned(),
                 tenant: ready.tenant.clone(),
@@ -149,9 +151,10 @@ impl Hand {
         let (offset_s, round_trip_s) = talk.clock()?;
         let echo = Echo::start(stream.local_addr().map_err(failed)?.ip()).map_err(failed)?;
         let question = Ask::Preflight { mtu: MTU, spin_ms: SPIN_MS, echo: echo.address() };
-        let Answer::Preflight { host, noise, path } = talk.ask(&question)? else {
+        let Answer::Preflight(found) = talk.ask(&question)? else {
             return Err(CrewError::Answer { address });
         };
+        let Found { host, noise, path } = *found;
         let facts = AgentFacts {
             address: address.to_string(),
             clock_offset_s: offset_s,
@@ -179,8 +182,8 @@ impl Hand {
         outcome.generator = address.to_string();
         outcome.window_unix_s.0 -= self.offset_s;
         outcome.window_unix_s.1 -= self.offset_s;
-        let [ack, service, queueing, delivery] = <[Latency; HISTOGRAMS]>::try_from(parts)
-            .map_err(|_| CrewError::Answer { address })?;
+        let [ack, service, queueing, delivery] =
+            <[Latency; HISTOGRAMS]>::try_from(parts).map_err(|_| CrewError::Answer { address })?;
         Ok((*outcome, Histograms { ack, service, queueing, delivery }))
     }
 }

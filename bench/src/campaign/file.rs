@@ -45,9 +45,16 @@ pub struct Distributed {
     /// Ready file of a broker that runs already; without one it is started here for each trial, on loopback.
     #[serde(default)]
     pub ready_file: Option<PathBuf>,
+    /// What the broker's certificate must be good for.
+    #[serde(default = "default_server_name")]
+    pub server_name: String,
     /// Seconds from asking the agents to their common start.
     #[serde(default = "default_lead")]
     pub lead_s: f64,
+}
+
+fn default_server_name() -> String {
+    "localhost".to_owned()
 }
 
 fn default_lead() -> f64 {
@@ -186,7 +193,12 @@ impl Campaign {
     ///
     /// # Errors
     /// The cell cannot be.
-    pub fn of_one(cell: Cell, trials: u32, client_cpu: usize, data_dir: PathBuf) -> Result<Campaign, FileError> {
+    pub fn of_one(
+        cell: Cell,
+        trials: u32,
+        client_cpu: usize,
+        data_dir: PathBuf,
+    ) -> Result<Campaign, FileError> {
         let name = cell.name.clone();
         let campaign = Campaign { name, trials, client_cpu, data_dir, cells: vec![cell], distributed: None };
         campaign.check()?;
@@ -231,7 +243,9 @@ impl Campaign {
                 return refuse("the settings of a broker that runs already are its own");
             }
             if cell.shape.warmup_s < 1.0 {
-                return refuse("agents need 1 second of warm-up at least: they do not begin in the same microsecond");
+                return refuse(
+                    "agents need 1 second of warm-up at least: they do not begin in the same microsecond",
+                );
             }
         }
         Ok(())
@@ -289,8 +303,8 @@ fn dimensions(raw: &RawCampaign, matrix: &RawCells) -> Vec<Dimension> {
     let count = |letter: &'static str| move |value: &u32| format!("{letter}{value}");
     let cores = raw.server_cores.clone().unwrap_or_else(|| "0".to_owned());
     vec![
-        dimension(Many::values(matrix.system.as_ref(), System::Broker), |s| tag(s), |c, v| c.system = v),
-        dimension(Many::values(matrix.storage.as_ref(), Storage::Memory), |s| tag(s), |c, v| c.shape.storage = v),
+        dimension(Many::values(matrix.system.as_ref(), System::Broker), tag, |c, v| c.system = v),
+        dimension(Many::values(matrix.storage.as_ref(), Storage::Memory), tag, |c, v| c.shape.storage = v),
         dimension(Many::values(matrix.acks.as_ref(), Acks::Batch), acks_tag, |c, v| c.shape.acks = v),
         dimension(Many::values(matrix.record_bytes.as_ref(), usual.record_bytes), count("r"), |c, v| {
             c.shape.record_bytes = v;
@@ -298,15 +312,23 @@ fn dimensions(raw: &RawCampaign, matrix: &RawCells) -> Vec<Dimension> {
         dimension(Many::values(matrix.batch_records.as_ref(), usual.batch_records), count("b"), |c, v| {
             c.shape.batch_records = v;
         }),
-        dimension(Many::values(matrix.inflight.as_ref(), usual.inflight), count("d"), |c, v| c.shape.inflight = v),
+        dimension(Many::values(matrix.inflight.as_ref(), usual.inflight), count("d"), |c, v| {
+            c.shape.inflight = v
+        }),
         dimension(Many::values(matrix.connections.as_ref(), 1), count("c"), |c, v| c.shape.connections = v),
         dimension(Many::values(matrix.streams.as_ref(), 1), count("p"), |c, v| c.shape.streams = v),
         dimension(Many::values(matrix.shards.as_ref(), 1), count("s"), |c, v| c.shape.shards = v),
-        dimension(Many::values(matrix.keys.as_ref(), Keys::Spread), |s| tag(s), |c, v| c.shape.keys = v),
-        dimension(Many::values(matrix.subscribers.as_ref(), 0), count("subs"), |c, v| c.shape.subscribers = v),
-        dimension(Many::values(matrix.rate.as_ref(), 0.0), |rate| format!("rate{rate}"), |c, v| {
-            c.shape.rate = (v != 0.0).then_some(v);
+        dimension(Many::values(matrix.keys.as_ref(), Keys::Spread), tag, |c, v| c.shape.keys = v),
+        dimension(Many::values(matrix.subscribers.as_ref(), 0), count("subs"), |c, v| {
+            c.shape.subscribers = v
         }),
+        dimension(
+            Many::values(matrix.rate.as_ref(), 0.0),
+            |rate| format!("rate{rate}"),
+            |c, v| {
+                c.shape.rate = (v != 0.0).then_some(v);
+            },
+        ),
         dimension(
             Many::values(matrix.mtu.as_ref(), raw.mtu.unwrap_or(usual.mtu)),
             |mtu| format!("mtu{mtu}"),
@@ -431,7 +453,10 @@ mod tests {
         assert_eq!(names(&campaign)[4..6], ["b-fsync-none-rate0", "b-fsync-none-rate1000.5"]);
         let (first, last) = (&campaign.cells[0], campaign.cells.last().unwrap());
         assert_eq!((first.shape.inflight, first.shape.record_bytes, first.shape.duration_s), (16, 256, 2.5));
-        assert_eq!((last.shape.rate, last.shape.duration_s, last.shape.storage), (Some(1_000.5), 1.0, Storage::FsyncOnCommit));
+        assert_eq!(
+            (last.shape.rate, last.shape.duration_s, last.shape.storage),
+            (Some(1_000.5), 1.0, Storage::FsyncOnCommit)
+        );
         assert_eq!(campaign.cells[4].shape.rate, None);
         let settings = last.settings();
         for setting in ["shed=true", "retention_bytes=64MiB", "spin_us=50", "fsync=on_commit"] {
@@ -469,19 +494,29 @@ mod tests {
         assert!(reason("name = 'x'\n[[cells]]\nname = 'a'\nacks = 'most'").contains("acks"));
         assert!(reason("name = 'x'\n[[cells]]\nname = 'a'\nkind = 'cache'").contains("cache"));
         assert!(matches!(parse("name = 'x'\ncells = []"), Err(FileError::Cells { found: 0 })));
-        assert!(matches!(parse("name = 'x'\n[[cells]]\nname = 'a'\nacks = []"), Err(FileError::Cells { .. })));
+        assert!(matches!(
+            parse("name = 'x'\n[[cells]]\nname = 'a'\nacks = []"),
+            Err(FileError::Cells { .. })
+        ));
         assert!(matches!(parse("name = 'x'\ntrials = 0\n[[cells]]\nname = 'a'"), Err(FileError::Trials(0))));
         let twice = "name = 'x'\n[[cells]]\nname = 'a'\n[[cells]]\nname = 'a'";
         assert!(matches!(parse(twice), Err(FileError::SameName(name)) if name == "a"));
-        assert!(matches!(parse("name = 'X Y'\n[[cells]]\nname = 'a'"), Err(FileError::Cell(CellError::Name(_)))));
+        assert!(matches!(
+            parse("name = 'X Y'\n[[cells]]\nname = 'a'"),
+            Err(FileError::Cell(CellError::Name(_)))
+        ));
         let list = "name = 'x'\nbroker = { spin_us = [1] }\n[[cells]]\nname = 'a'";
         assert!(matches!(parse(list), Err(FileError::Setting(key)) if key == "spin_us"));
     }
 
     #[test]
     fn an_impossible_cell_refuses_its_matrix() {
-        let error = parse("name = 'x'\n[[cells]]\nname = 'a'\nkeys = ['spread', 'plain']\nshards = [1, 4]").unwrap_err();
-        assert!(matches!(&error, FileError::Cell(CellError::Shape { cell, .. }) if cell == "a-s4-plain"), "{error}");
+        let error = parse("name = 'x'\n[[cells]]\nname = 'a'\nkeys = ['spread', 'plain']\nshards = [1, 4]")
+            .unwrap_err();
+        assert!(
+            matches!(&error, FileError::Cell(CellError::Shape { cell, .. }) if cell == "a-s4-plain"),
+            "{error}"
+        );
         let huge = "name = 'x'\n[[cells]]\nname = 'a'\nrecord_bytes = 1048576\nbatch_records = 64";
         assert!(parse(huge).unwrap_err().to_string().contains("fit one frame"));
         let many: Vec<String> = (1..=40).map(|n| n.to_string()).collect();
@@ -493,7 +528,9 @@ mod tests {
     #[test]
     fn agents_are_bounded_and_need_a_lead() {
         let with = |distributed: &str, cell: &str| {
-            parse(&format!("name = 'x'\n[distributed]\ntoken_file = 't'\n{distributed}\n[[cells]]\nname = 'a'\n{cell}"))
+            parse(&format!(
+                "name = 'x'\n[distributed]\ntoken_file = 't'\n{distributed}\n[[cells]]\nname = 'a'\n{cell}"
+            ))
         };
         let two = "agents = ['127.0.0.1:1', '127.0.0.1:2']";
         assert_eq!(with(two, "").unwrap().distributed.unwrap().lead_s, LEAD_S);

@@ -123,10 +123,8 @@ impl RunFolder {
         let file = path.join(RESULT);
         let text =
             fs::read_to_string(&file).map_err(|error| FolderError::Io { path: file.clone(), error })?;
-        let content = |error: serde_json::Error| FolderError::Content {
-            path: file.clone(),
-            reason: error.to_string(),
-        };
+        let content =
+            |error: serde_json::Error| FolderError::Content { path: file.clone(), reason: error.to_string() };
         let value: serde_json::Value = serde_json::from_str(&text).map_err(content)?;
         let found = value["version"].as_u64().unwrap_or(0);
         if found != u64::from(RESULT_VERSION) {
@@ -157,9 +155,7 @@ impl RunFolder {
     fn read_latency(&self, name: &str) -> Result<Latency, FolderError> {
         let path = self.path.join(name);
         match fs::read(&path) {
-            Ok(bytes) => {
-                Latency::decode(&bytes).map_err(|error| FolderError::Histogram { path, error })
-            }
+            Ok(bytes) => Latency::decode(&bytes).map_err(|error| FolderError::Histogram { path, error }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Latency::default()),
             Err(error) => Err(FolderError::Io { path, error }),
         }
@@ -181,12 +177,7 @@ pub fn stamp(unix_s: f64) -> String {
     let seconds = unix_s.max(0.0) as u64;
     let (day, second) = (seconds / 86_400, seconds % 86_400);
     let (year, month, date) = civil(day);
-    format!(
-        "{year:04}{month:02}{date:02}T{:02}{:02}{:02}Z",
-        second / 3_600,
-        second / 60 % 60,
-        second % 60
-    )
+    format!("{year:04}{month:02}{date:02}T{:02}{:02}{:02}Z", second / 3_600, second / 60 % 60, second % 60)
 }
 
 /// Year, month and day of the month of a day since 1970, Gregorian.

@@ -229,7 +229,8 @@ mod tests {
 
     #[test]
     fn a_ledger_balances_when_every_record_is_accounted_for() {
-        let whole = Ledger { sent: 100, accepted: Some(100), expected: 200, delivered: 200, ..Ledger::default() };
+        let whole =
+            Ledger { sent: 100, accepted: Some(100), expected: 200, delivered: 200, ..Ledger::default() };
         assert!(whole.is_balanced() && whole.is_clean());
         let refused = Ledger { refused: 10, accepted: Some(90), ..whole };
         assert!(refused.is_balanced() && !refused.is_clean());

@@ -69,7 +69,11 @@ pub fn run(plan: &Plan) -> Result<(RunFolder, RunResult), CampaignError> {
     let campaign = &plan.campaign;
     let trials = campaign.trials as usize * campaign.cells.len();
     let minutes = (campaign.load_seconds() + TRIAL_OVERHEAD_S * trials as f64) / 60.0;
-    eprintln!("{}: {} cells, {trials} trials, about {minutes:.0} minutes", campaign.name, campaign.cells.len());
+    eprintln!(
+        "{}: {} cells, {trials} trials, about {minutes:.0} minutes",
+        campaign.name,
+        campaign.cells.len()
+    );
     let preflight = Preflight::take(&preflight_plan(plan))?;
     for remark in &preflight.remarks {
         eprintln!("{:?}: {}", remark.weight, remark.line());

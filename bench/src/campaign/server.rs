@@ -5,12 +5,13 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use tempfile::TempDir;
 
+use super::CampaignError;
 use super::cell::{Cell, System};
 use super::file::Campaign;
-use super::CampaignError;
 use crate::cluster::{self, ClusterError, DevBroker, SinkProcess};
 use crate::scrape;
 use crate::target::Ready;
@@ -82,7 +83,9 @@ impl Server {
         let mut server =
             Server { ready, streams: Vec::new(), held: Held::Running { ready_file: ready_file.to_owned() } };
         for number in 0..streams {
-            let name = format!("bench-{}-{number}", std::process::id());
+            // A name that no earlier trial had: removing a stream may take a while.
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let name = format!("bench-{}-{number}", now.as_millis());
             make(ready_file, cell, &name)?;
             server.streams.push(name);
         }

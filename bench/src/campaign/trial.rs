@@ -6,13 +6,13 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::CampaignError;
 use super::cell::Cell;
 use super::crew::Crew;
 use super::file::Campaign;
 use super::result::{CountedAt, Law, Ledger, Outcome, Trial};
 use super::run::Place;
 use super::server::Server;
-use super::CampaignError;
 use crate::load::{self, LoadPlan};
 use crate::machine::{load_average, pin_thread};
 use crate::measure::{GB, Histograms, MB};

@@ -21,9 +21,9 @@ impl Spread {
         if values.is_empty() {
             return None;
         }
-        let (min, max) = values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), value| {
-            (min.min(*value), max.max(*value))
-        });
+        let (min, max) = values
+            .iter()
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), value| (min.min(*value), max.max(*value)));
         Some(Spread { trials: values.len(), median: median(&values), min, max })
     }
 

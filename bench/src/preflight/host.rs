@@ -50,9 +50,7 @@ impl Host {
             cpus_allowed: facts.cpus_allowed.clone(),
             cpu_quota: facts.cpu_quota,
             governors: governors(Path::new("/sys/devices/system/cpu")),
-            clock_source: word(Path::new(
-                "/sys/devices/system/clocksource/clocksource0/current_clocksource",
-            )),
+            clock_source: word(Path::new("/sys/devices/system/clocksource/clocksource0/current_clocksource")),
             load_average: load_average(),
         }
     }

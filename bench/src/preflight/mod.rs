@@ -112,14 +112,16 @@ impl Preflight {
         };
         let facts = Facts::read(needs.udp_buffers);
         let mut remarks: Vec<Remark> = probe::evaluate(&facts, &needs).into_iter().map(remark).collect();
-        let fatal: Vec<String> = remarks.iter().filter(|r| r.weight == Weight::Fatal).map(Remark::line).collect();
+        let fatal: Vec<String> =
+            remarks.iter().filter(|r| r.weight == Weight::Fatal).map(Remark::line).collect();
         if !fatal.is_empty() {
             return Err(PreflightError::Unfit(fatal));
         }
         let path = path::local(plan.address, plan.mtu)
             .map_err(|error| PreflightError::Path { address: plan.address, error })?;
         let noise: Vec<CpuNoise> = plan.cpus.iter().map(|cpu| noise::spin(*cpu, plan.spin)).collect();
-        let disk = plan.disk.as_deref().map(|dir| disk::qualify(dir, plan.cpus.first().copied(), plan.disk_row));
+        let disk =
+            plan.disk.as_deref().map(|dir| disk::qualify(dir, plan.cpus.first().copied(), plan.disk_row));
         let host = Host::look(&facts);
         remarks.extend(judge(&host, &path, &noise, plan.mtu));
         Ok(Preflight {
@@ -181,7 +183,10 @@ fn judge(host: &Host, path: &PathProbe, noise: &[CpuNoise], mtu: u16) -> Vec<Rem
     }
     for cpu in noise.iter().filter(|cpu| cpu.lost_percent > NOISE_PERCENT_MAX || !cpu.pinned) {
         let what = if cpu.pinned {
-            format!("others had {:.1} % of CPU {} (worst gap {:.0} us)", cpu.lost_percent, cpu.cpu, cpu.worst_gap_us)
+            format!(
+                "others had {:.1} % of CPU {} (worst gap {:.0} us)",
+                cpu.lost_percent, cpu.cpu, cpu.worst_gap_us
+            )
         } else {
             format!("a thread cannot be kept on CPU {}", cpu.cpu)
         };
@@ -262,15 +267,26 @@ mod tests {
 
     #[test]
     fn what_bends_a_measurement_is_said() {
-        let noise = |lost_percent, pinned| CpuNoise { cpu: 3, pinned, seconds: 0.3, lost_percent, worst_gap_us: 900.0 };
+        let noise = |lost_percent, pinned| CpuNoise {
+            cpu: 3,
+            pinned,
+            seconds: 0.3,
+            lost_percent,
+            worst_gap_us: 900.0,
+        };
         let path = PathProbe { largest: 1_452, gso: true, gro: false, ..PathProbe::default() };
-        let host = Host { governors: vec!["powersave".into()], clock_source: Some("hpet".into()), ..Host::default() };
+        let host = Host {
+            governors: vec!["powersave".into()],
+            clock_source: Some("hpet".into()),
+            ..Host::default()
+        };
         let said: Vec<String> =
             judge(&host, &path, &[noise(9.0, true), noise(0.0, false), noise(0.1, true)], 3_872)
                 .iter()
                 .map(Remark::line)
                 .collect();
-        for (line, part) in said.iter().zip(["powersave", "hpet", "1452", "GRO", "9.0 % of CPU 3", "be kept"]) {
+        for (line, part) in said.iter().zip(["powersave", "hpet", "1452", "GRO", "9.0 % of CPU 3", "be kept"])
+        {
             assert!(line.contains(part), "{line} does not say {part}");
         }
         assert_eq!(said.len(), 6);

@@ -182,10 +182,7 @@ fn arrives(udp: &mut UdpIo, echo: SocketAddr, bytes: u16) -> bool {
 fn offloads(ip: IpAddr) -> io::Result<(bool, bool)> {
     let (mut from, mut to) = (socket(ip)?, socket(ip)?);
     let contents = vec![7; TRAIN * TRAIN_DATAGRAM_BYTES];
-    let train = Transmit {
-        segment_size: Some(TRAIN_DATAGRAM_BYTES),
-        ..whole(to.local_addr(), &contents)
-    };
+    let train = Transmit { segment_size: Some(TRAIN_DATAGRAM_BYTES), ..whole(to.local_addr(), &contents) };
     from.send([train]);
     let until = Instant::now() + ANSWER * TRIES as u32;
     while to.counts().recv_datagrams < TRAIN as u64 && Instant::now() < until {
