@@ -63,9 +63,18 @@ pub fn load_average() -> f64 {
     text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0.0)
 }
 
+/// CPUs that a thread can be kept on: what the kernel's sets of C programs hold.
+pub const CPUS_MAX: usize = 1_024;
+
+/// Keeps the calling thread on `cpu`; false when that is refused, or there is no such CPU.
+#[must_use]
+pub fn try_pin(cpu: usize) -> bool {
+    cpu < CPUS_MAX && core_affinity::set_for_current(core_affinity::CoreId { id: cpu })
+}
+
 /// Keeps the calling thread on `cpu`. Says so and goes on when that is refused.
 pub fn pin_thread(cpu: usize) {
-    if !core_affinity::set_for_current(core_affinity::CoreId { id: cpu }) {
+    if !try_pin(cpu) {
         eprintln!("felix-bench: cannot stay on CPU {cpu}; figures will be noisier");
     }
 }

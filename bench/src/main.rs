@@ -37,12 +37,12 @@ fn main() -> ExitCode {
         Some(Command::Sink(args)) => run_sink(&args),
         Some(Command::CompareSink(args)) => run_compare(&args),
         Some(Command::CompareDisk(args)) => run_compare_disk(&args),
-        Some(Command::Run(args)) => runs::one(&args),
-        Some(Command::Campaign(args)) => runs::campaign(&args),
-        Some(Command::Compare(args)) => runs::compare(&args),
-        Some(Command::Sweep(args)) => runs::sweep(&args),
-        Some(Command::Preflight(args)) => runs::preflight(&args),
-        Some(Command::Agent(args)) => runs::agent(&args),
+        Some(Command::Run(args)) => runs::one(&args).map_err(Into::into),
+        Some(Command::Campaign(args)) => runs::campaign(&args).map_err(Into::into),
+        Some(Command::Compare(args)) => runs::compare(&args).map_err(Into::into),
+        Some(Command::Sweep(args)) => runs::sweep(&args).map_err(Into::into),
+        Some(Command::Preflight(args)) => runs::preflight(&args).map_err(Into::into),
+        Some(Command::Agent(args)) => runs::agent(&args).map_err(Into::into),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("felix-bench: {error:#}");

@@ -61,11 +61,7 @@ pub enum Answer {
     Clock {
         unix_s: f64,
     },
-    Preflight {
-        host: Host,
-        noise: CpuNoise,
-        path: Vec<SizeProbe>,
-    },
+    Preflight(Box<Found>),
     /// The load ended; its histograms follow.
     Done(Box<Outcome>),
     /// What was asked was not done.

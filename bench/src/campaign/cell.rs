@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::machine::CPUS_MAX;
 use crate::shape::{Shape, ShapeError};
 
 /// Longest name of a campaign or a cell.
@@ -79,13 +80,11 @@ pub fn check_name(name: &str) -> Result<(), CellError> {
 /// The numbers of a list such as `0,2-3`.
 #[must_use]
 pub fn parse_cores(text: &str) -> Option<Vec<usize>> {
-    /// CPUs of any machine there is.
-    const CPU_MAX: usize = 8_191;
     let mut found = Vec::new();
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        if first > last || last > CPU_MAX {
+        if first > last || last >= CPUS_MAX {
             return None;
         }
         found.extend(first..=last);

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::machine::try_pin;
+
 /// Two looks at the clock that lie further apart were not made by one undisturbed loop.
 const GAP: Duration = Duration::from_micros(10);
 
@@ -25,7 +27,7 @@ pub struct CpuNoise {
 #[must_use]
 pub fn spin(cpu: usize, length: Duration) -> CpuNoise {
     let thread = std::thread::spawn(move || {
-        let pinned = core_affinity::set_for_current(core_affinity::CoreId { id: cpu });
+        let pinned = try_pin(cpu);
         let begun = Instant::now();
         let (mut last, mut lost, mut worst) = (begun, Duration::ZERO, Duration::ZERO);
         while last.duration_since(begun) < length {
