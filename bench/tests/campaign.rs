@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use felix_bench::campaign::{RunFolder, RunResult};
+use felix_bench::cluster::{DevBroker, binary};
 use serde_json::Value;
 
 const TOKEN: &str = "words that only a driver knows";
@@ -146,7 +147,7 @@ fn a_file_that_is_no_campaign_is_refused_before_anything_starts() {
 }
 
 #[test]
-fn the_campaigns_that_come_with_the_program_can_be_run() {
+fn the_campaigns_that_come_with_the_program_are_campaigns() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("campaigns");
     let mut found = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -239,4 +240,33 @@ fn an_agent_does_nothing_for_whoever_does_not_know_the_words() {
     let token = token.to_str().unwrap();
     let output = bench(&["agent", "--listen", "127.0.0.1:0", "--token-file", token]);
     assert!(said(&output).contains("fewer than"), "{}", said(&output));
+}
+
+#[test]
+fn agents_load_a_broker_that_runs_already_and_its_streams_are_removed() {
+    let place = folder();
+    let token = place.path().join("token");
+    std::fs::write(&token, TOKEN).unwrap();
+    let dev = place.path().join("dev");
+    std::fs::create_dir(&dev).unwrap();
+    let settings = ["--set", "pin=false", "--set", "spin_us=0", "--set", "fsync=none"];
+    let broker = DevBroker::start(&dev, "0", &settings).unwrap();
+    let agent = Agent::start(&token);
+    let text = with_agents(&[&agent], &token, "[[cells]]\nname = 'a'\nstorage = 'fsync_none'\nrate = 100\n");
+    let ready = broker.ready_file().display();
+    let text = text
+        .replace("[distributed]", &format!("data_dir = '{}'\n[distributed]", place.path().display()))
+        .replace("lead_s = 10", &format!("lead_s = 10\nready_file = '{ready}'"));
+    let (_, result) = run(place.path(), &text);
+    for trial in &result.cells[0].trials {
+        let ledger = &trial.ledger;
+        assert!(ledger.is_clean() && ledger.accepted == Some(ledger.sent), "{ledger:?}");
+    }
+    let listed = Command::new(binary("felix").unwrap())
+        .args(["stream", "ls", "--dev"])
+        .arg(broker.ready_file())
+        .output()
+        .unwrap();
+    assert!(listed.status.success(), "{}", said(&listed));
+    assert!(!said(&listed).contains("bench-"), "{}", said(&listed));
 }

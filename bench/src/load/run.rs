@@ -416,3 +416,22 @@ fn lane_spec(shape: &Shape, key: ConnKey, frames: Frames) -> LaneSpec {
         batch_records: u64::from(shape.batch_records),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_are_spread_over_shards_or_nine_of_ten_go_to_one() {
+        let shape = |keys| Shape { keys, streams: 50, shards: 5, ..Shape::canonical() };
+        let counts = |shape: &Shape| {
+            let mut counts = [0; 5];
+            (0..50).for_each(|stream| counts[shard_of(shape, 0, stream) as usize] += 1);
+            counts
+        };
+        assert_eq!(counts(&shape(Keys::Spread)), [10; 5]);
+        assert_eq!(counts(&shape(Keys::Hot)), [46, 1, 1, 1, 1]);
+        let many = Shape { connections: 10, streams: 1, ..shape(Keys::Spread) };
+        assert_eq!((shard_of(&many, 7, 0), shard_of(&many, 3, 0)), (2, 3), "one connection to one shard");
+    }
+}

@@ -1,9 +1,11 @@
 //! Which figures of a result become which pictures. Scope: one result.
 //! Not here: how they are drawn (`charts`).
 
+use super::CellCurves;
 use super::charts::{Across, Bar, Curve, bars, curves, figure};
 use crate::campaign::{CellResult, CountedAt, RunResult, System, Trial};
-use crate::measure::{Histograms, Spread};
+use crate::measure::Spread;
+use crate::preflight::Qualification;
 use crate::raw_disk::RawKind;
 use crate::shape::Shape;
 
@@ -69,17 +71,16 @@ pub fn cpu(result: &RunResult) -> Vec<String> {
 }
 
 /// Quantiles of the answers, all trials together.
-pub fn latency(result: &RunResult, histograms: &[Histograms]) -> Vec<String> {
+pub fn latency(result: &RunResult, found: &[CellCurves]) -> Vec<String> {
     let mut pictures = Vec::new();
-    for (title, of) in [
-        ("Latency of answers", (|part| part.ack.curve()) as fn(&Histograms) -> Vec<(f64, f64)>),
-        ("Latency of delivery", |part| part.delivery.curve()),
-    ] {
+    let kinds: [(&str, fn(&CellCurves) -> &Vec<(f64, f64)>); 2] =
+        [("Latency of answers", |of| &of.ack), ("Latency of delivery", |of| &of.delivery)];
+    for (title, of) in kinds {
         let all: Vec<(String, Vec<(f64, f64)>)> = result
             .cells
             .iter()
-            .zip(histograms)
-            .map(|(cell, part)| (cell.cell.name.clone(), of(part)))
+            .zip(found)
+            .map(|(cell, part)| (cell.cell.name.clone(), of(part).clone()))
             .filter(|(_, points)| !points.is_empty())
             .collect();
         for part in all.chunks(CURVES_MAX) {
@@ -168,6 +169,11 @@ fn middle(cell: &CellResult) -> Option<&Trial> {
     trials.get(trials.len().checked_sub(1)? / 2).copied()
 }
 
+/// The core that a thread of a broker serves: `felix-core-<core>`, and what the executor adds.
+fn core_of(thread: &str) -> Option<u32> {
+    thread.strip_prefix("felix-core-")?.split('-').next()?.parse().ok()
+}
+
 /// How busy the server's threads were.
 pub fn cores(result: &RunResult) -> Vec<String> {
     let mut all = Vec::new();
@@ -185,9 +191,8 @@ pub fn cores(result: &RunResult) -> Vec<String> {
             if percent < THREAD_PERCENT_MIN {
                 continue;
             }
-            let core = thread.name.rsplit('-').next().and_then(|number| number.parse().ok());
-            let share = core
-                .and_then(|core: u32| trial.appended_by_core.get(&core))
+            let share = core_of(&thread.name)
+                .and_then(|core| trial.appended_by_core.get(&core))
                 .filter(|_| appended > 0.0 && trial.appended_by_core.len() > 1)
                 .map_or(String::new(), |count| format!(", {:.0} % of the batches", 100.0 * count / appended));
             all.push(Bar {
@@ -226,9 +231,23 @@ pub fn disk(result: &RunResult) -> Vec<String> {
     let durable = result.cells.iter().filter(|cell| cell.cell.shape.storage.is_durable());
     let each = durable.filter_map(|cell| {
         let spread = cell.throughput()?;
-        Some(bar(cell, spread, format!("{} MB/s", figure(spread.median))))
+        // The disk just before each trial: a slow disk is not the broker's fault.
+        let before = cell.spread(|trial| trial.disk.as_ref().map(Qualification::best_mb_per_s));
+        let before = before.map_or(String::new(), |disk| format!(", disk then {}", figure(disk.median)));
+        Some(bar(cell, spread, format!("{} MB/s{before}", figure(spread.median))))
     });
     let reference = Some((found.best_mb_per_s(), "the disk, fastest synced row"));
     pictures.extend(pages("Durable cells and the disk", "MB/s", &each.collect::<Vec<_>>(), reference));
     pictures
+}
+
+#[cfg(test)]
+mod tests {
+    use super::core_of;
+
+    #[test]
+    fn threads_are_known_by_their_core() {
+        assert_eq!((core_of("felix-core-3"), core_of("felix-core-1-2")), (Some(3), Some(1)));
+        assert_eq!((core_of("felix-broker"), core_of("felix-core-x")), (None, None));
+    }
 }

@@ -18,19 +18,35 @@ use crate::measure::{Histograms, Spread};
 use charts::figure;
 use svg::escape;
 
-/// The page of a run whose trials are in `folder`.
+/// What is drawn of a cell's histograms: quantiles and microseconds, all trials together.
+#[derive(Debug, Clone, Default)]
+pub struct CellCurves {
+    pub ack: Vec<(f64, f64)>,
+    pub delivery: Vec<(f64, f64)>,
+}
+
+impl CellCurves {
+    #[must_use]
+    pub fn of(histograms: &Histograms) -> CellCurves {
+        CellCurves { ack: histograms.ack.curve(), delivery: histograms.delivery.curve() }
+    }
+}
+
+/// The page of a run whose trials are in `folder`. Histograms are held for one cell at a time.
 ///
 /// # Errors
 /// A histogram of the folder cannot be read.
 pub fn page(folder: &RunFolder, result: &RunResult) -> Result<String, FolderError> {
-    let read = |cell: &CellResult| folder.histograms(&cell.cell.name, result.trials);
-    let histograms: Result<Vec<Histograms>, FolderError> = result.cells.iter().map(read).collect();
-    Ok(draw(result, &histograms?))
+    let read = |cell: &CellResult| {
+        folder.histograms(&cell.cell.name, result.trials).map(|histograms| CellCurves::of(&histograms))
+    };
+    let curves: Result<Vec<CellCurves>, FolderError> = result.cells.iter().map(read).collect();
+    Ok(draw(result, &curves?))
 }
 
-/// The page of a result with the histograms of its cells, in their order.
+/// The page of a result with the curves of its cells, in their order.
 #[must_use]
-pub fn draw(result: &RunResult, histograms: &[Histograms]) -> String {
+pub fn draw(result: &RunResult, curves: &[CellCurves]) -> String {
     let mut page = String::new();
     let title = format!("{} {}", result.name, stamp(result.started_unix_s));
     let _ = write!(
@@ -43,7 +59,7 @@ pub fn draw(result: &RunResult, histograms: &[Histograms]) -> String {
     head(&mut page, result);
     section(&mut page, "Throughput", THROUGHPUT, &figures::throughput(result));
     section(&mut page, "CPU of the server", CPU, &figures::cpu(result));
-    section(&mut page, "Latency", LATENCY, &figures::latency(result, histograms));
+    section(&mut page, "Latency", LATENCY, &figures::latency(result, curves));
     section(&mut page, "Latency against load", AGAINST, &figures::against_load(result));
     section(&mut page, "In flight", LAW, &figures::law(result));
     section(&mut page, "Cores", CORES, &figures::cores(result));

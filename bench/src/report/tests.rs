@@ -75,10 +75,11 @@ fn preflight() -> Preflight {
     Preflight::take(&plan).unwrap()
 }
 
-fn result(cells: Vec<Cell>) -> (RunResult, Vec<Histograms>) {
+fn result(cells: Vec<Cell>) -> (RunResult, Vec<CellCurves>) {
     let mut ack = Latency::default();
     (1..5_000).for_each(|micros| ack.record(Duration::from_micros(micros)));
-    let histograms = cells.iter().map(|_| Histograms { ack: ack.clone(), ..Histograms::default() }).collect();
+    let curves = CellCurves::of(&Histograms { ack, ..Histograms::default() });
+    let curves = vec![curves; cells.len()];
     let cells = cells
         .into_iter()
         .map(|cell| CellResult { cell, trials: vec![trial(1, 900.0), trial(2, 1_000.0), trial(3, 1_100.0)] });
@@ -94,7 +95,7 @@ fn result(cells: Vec<Cell>) -> (RunResult, Vec<Histograms>) {
         agents: Vec::new(),
         cells: cells.collect(),
     };
-    (result, histograms)
+    (result, curves)
 }
 
 /// Fails at the first element that is not closed in order, or the first stray `<` or `&`.
@@ -131,7 +132,7 @@ fn assert_text(text: &str) {
 #[test]
 fn a_page_is_well_formed_and_needs_nothing_else() {
     let rate = |rate: f64| move |cell: &mut Cell| cell.shape.rate = Some(rate);
-    let (mut result, histograms) = result(vec![
+    let (mut result, curves) = result(vec![
         cell("plain", |_| {}),
         cell("<script>alert(\"&'\")</script>\u{1}", |_| {}),
         cell("sink", |cell| cell.system = System::Sink),
@@ -140,7 +141,7 @@ fn a_page_is_well_formed_and_needs_nothing_else() {
         cell("open-4000", rate(4_000.0)),
     ]);
     result.cells[0].trials[1].ledger.accepted = Some(9);
-    let page = draw(&result, &histograms);
+    let page = draw(&result, &curves);
     assert_well_formed(&page);
     assert!(!page.contains("<script") && page.contains("&lt;script&gt;"), "names are escaped");
     for loads in ["src=", "href=", "url(", "@import", "<link", "<img", "<iframe"] {
@@ -161,8 +162,8 @@ fn a_page_is_well_formed_and_needs_nothing_else() {
 
 #[test]
 fn a_clean_run_says_nothing_else() {
-    let (result, histograms) = result(vec![cell("plain", |_| {})]);
-    let page = draw(&result, &histograms);
+    let (result, curves) = result(vec![cell("plain", |_| {})]);
+    let page = draw(&result, &curves);
     assert!(!page.contains("Not clean") && !page.contains("DOES NOT BALANCE"));
     assert!(page.contains("1,000") && page.contains("± 10.0 %"), "the median of the trials and their spread");
     assert!(!page.contains("Latency against load"), "nothing was offered at a rate");
