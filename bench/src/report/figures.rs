@@ -73,14 +73,15 @@ pub fn cpu(result: &RunResult) -> Vec<String> {
 /// Quantiles of the answers, all trials together.
 pub fn latency(result: &RunResult, found: &[CellCurves]) -> Vec<String> {
     let mut pictures = Vec::new();
-    let kinds: [(&str, fn(&CellCurves) -> &Vec<(f64, f64)>); 2] =
-        [("Latency of answers", |of| &of.ack), ("Latency of delivery", |of| &of.delivery)];
-    for (title, of) in kinds {
+    for (title, is_ack) in [("Latency of answers", true), ("Latency of delivery", false)] {
         let all: Vec<(String, Vec<(f64, f64)>)> = result
             .cells
             .iter()
             .zip(found)
-            .map(|(cell, part)| (cell.cell.name.clone(), of(part).clone()))
+            .map(|(cell, part)| {
+                let points = if is_ack { &part.ack } else { &part.delivery };
+                (cell.cell.name.clone(), points.clone())
+            })
             .filter(|(_, points)| !points.is_empty())
             .collect();
         for part in all.chunks(CURVES_MAX) {
