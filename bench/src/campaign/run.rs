@@ -22,7 +22,7 @@ use crate::preflight::{Preflight, PreflightPlan};
 use crate::report;
 
 /// Seconds a trial takes beside its windows, for telling how long it will be.
-const TRIAL_OVERHEAD_S: f64 = 4.0;
+const TRIAL_OVERHEAD_S: f64 = 2.0;
 /// Programs whose identity is kept.
 const PROGRAMS: [&str; 3] = ["felix", "felix-broker", "felix-ctrl"];
 

@@ -13,8 +13,9 @@ mod tests;
 use std::fmt::Write as _;
 
 use crate::campaign::folder::stamp;
-use crate::campaign::{CellResult, FolderError, RunFolder, RunResult};
+use crate::campaign::{CellResult, FolderError, RunFolder, RunResult, System};
 use crate::measure::{Histograms, Spread};
+use crate::shape::Shape;
 use charts::figure;
 use svg::escape;
 
@@ -64,7 +65,7 @@ pub fn draw(result: &RunResult, curves: &[CellCurves]) -> String {
     section(&mut page, "In flight", LAW, &figures::law(result));
     section(&mut page, "Cores", CORES, &figures::cores(result));
     section(&mut page, "Disk", DISK, &figures::disk(result));
-    table(&mut page, "All cells", &CELL_COLUMNS, result.cells.iter().map(cell_row));
+    table(&mut page, "All cells", &CELL_COLUMNS, result.cells.iter().map(|cell| cell_row(result, cell)));
     table(&mut page, "Records", &LEDGER_COLUMNS, result.cells.iter().flat_map(ledger_rows));
     settings(&mut page, result);
     page.push_str("</body></html>\n");
@@ -86,12 +87,13 @@ const CORES: &str =
 const DISK: &str = "The disk as the preflight found it, and durable cells beside it. The dashed line is the fastest synced \
     row: no durable cell can pass it.";
 
-const CELL_COLUMNS: [&str; 13] = [
+const CELL_COLUMNS: [&str; 14] = [
     "cell",
     "MB/s",
     "spread",
     "messages/s",
     "server s/GB",
+    "of the sink",
     "server s/M",
     "client s/GB",
     "core busy",
@@ -178,7 +180,21 @@ fn median(spread: Option<Spread>) -> String {
     spread.map_or("-".to_owned(), |spread| figure(spread.median))
 }
 
-fn cell_row(cell: &CellResult) -> [String; 13] {
+/// CPU per byte over that of the sink with the same load in this run; none without such a sink.
+fn beside_sink(result: &RunResult, cell: &CellResult) -> Option<f64> {
+    let load = |cell: &CellResult| Shape { name: String::new(), ..cell.cell.shape.clone() };
+    let same = |other: &&CellResult| {
+        other.cell.system == System::Sink
+            && load(other) == load(cell)
+            && other.cell.server_cores == cell.cell.server_cores
+    };
+    let sink = result.cells.iter().find(same).filter(|_| cell.cell.system == System::Broker)?;
+    let cost = |cell: &CellResult| cell.spread(|trial| trial.server_s_per_gb).map(|spread| spread.median);
+    let (own, least) = (cost(cell)?, cost(sink).filter(|cost| *cost > 0.0)?);
+    Some(own / least)
+}
+
+fn cell_row(result: &RunResult, cell: &CellResult) -> [String; 14] {
     let busy = cell.spread(|trial| trial.server.as_ref().map(|server| server.core_busy_percent));
     let some = |count: u64, value: f64| (count > 0).then_some(value);
     let pair = |p50: Option<Spread>, p99: Option<Spread>| {
@@ -191,6 +207,7 @@ fn cell_row(cell: &CellResult) -> [String; 13] {
         throughput.map_or("-".to_owned(), |spread| format!("± {:.1} %", spread.percent())),
         median(cell.spread(|trial| Some(trial.messages_per_s))),
         median(cell.spread(|trial| trial.server_s_per_gb)),
+        beside_sink(result, cell).map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
         median(cell.spread(|trial| trial.server_s_per_million)),
         median(cell.spread(|trial| trial.client_s_per_gb)),
         busy.map_or("-".to_owned(), |busy| format!("{:.0} %", busy.median)),

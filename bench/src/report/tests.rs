@@ -157,6 +157,12 @@ fn a_page_is_well_formed_and_needs_nothing_else() {
     ] {
         assert!(page.contains(part), "no {part}");
     }
+    let ratio = |name: usize| beside_sink(&result, &result.cells[name]);
+    assert_eq!(
+        (ratio(0), ratio(2), ratio(3)),
+        (Some(1.0), None, None),
+        "a sink of the same load, or no ratio"
+    );
     assert!(page.contains("DOES NOT BALANCE") && page.contains("Not clean, so worth nothing: plain"));
 }
 
