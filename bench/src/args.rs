@@ -2,6 +2,8 @@
 //! Invariants: a flag that was not given leaves the shape as it is.
 //! Not here: what the commands do (`main`).
 
+pub mod runs;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -31,6 +33,18 @@ pub enum Command {
     CompareDisk(CompareDiskArgs),
     #[command(flatten)]
     Peer(crate::peer_commands::PeerCommand),
+    /// Run one shape several times, and keep everything in a folder with a report.
+    Run(runs::RunArgs),
+    /// Run a matrix of shapes, trials interleaved, and keep everything in a folder with a report.
+    Campaign(runs::CampaignArgs),
+    /// Say whether the run in folder B is better or worse than the one in folder A; status 4 when it is worse.
+    Compare(runs::CompareRunsArgs),
+    /// Try several values of one setting, and print the best as a line of configuration.
+    Sweep(runs::SweepArgs),
+    /// Look at what this machine gives before anything is measured.
+    Preflight(runs::PreflightArgs),
+    /// Generate load for a driver on another machine.
+    Agent(runs::AgentArgs),
 }
 
 /// What a load is sent to.

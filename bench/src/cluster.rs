@@ -135,20 +135,7 @@ impl DevBroker {
 
     fn create(&self, name: &str, shards: u32, extra: &[&str]) -> Result<(), ClusterError> {
         let shards = shards.to_string();
-        let args = [&["stream", "create", name, "--shards", &shards], extra].concat();
-        let output = Command::new(binary("felix")?)
-            .args(&args)
-            .arg("--dev")
-            .arg(&self.ready_file)
-            .output()
-            .map_err(|error| ClusterError::Io { what: "felix stream create".to_owned(), error })?;
-        if output.status.success() {
-            return Ok(());
-        }
-        Err(ClusterError::Command {
-            command: format!("felix {}", args.join(" ")),
-            log: String::from_utf8_lossy(&output.stderr).into_owned(),
-        })
+        stream_command(&self.ready_file, &[&["create", name, "--shards", &shards], extra].concat())
     }
 
     /// Ends it in order and says with which status `felix dev` left; `None` when it had to be killed.
@@ -171,6 +158,27 @@ impl DevBroker {
         }
         status
     }
+}
+
+/// `felix stream ARGS` against what wrote `ready_file`, as a person would.
+///
+/// # Errors
+/// The command refuses; its words are in the error.
+pub fn stream_command(ready_file: &Path, args: &[&str]) -> Result<(), ClusterError> {
+    let output = Command::new(binary("felix")?)
+        .arg("stream")
+        .args(args)
+        .arg("--dev")
+        .arg(ready_file)
+        .output()
+        .map_err(|error| ClusterError::Io { what: "felix stream".to_owned(), error })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(ClusterError::Command {
+        command: format!("felix stream {}", args.join(" ")),
+        log: String::from_utf8_lossy(&output.stderr).into_owned(),
+    })
 }
 
 impl Drop for DevBroker {

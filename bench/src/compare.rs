@@ -140,7 +140,7 @@ fn broker_round(comparison: &Comparison) -> Result<LoadReport, CompareError> {
     }
     let folder = tempfile::tempdir()?;
     let broker = start_broker(folder.path(), comparison.server_cpu, &comparison.shape)?;
-    broker.create_stream(&comparison.stream, comparison.shape.shards)?;
+    create_stream(&broker, &comparison.stream, &comparison.shape)?;
     measure(comparison, "broker", broker.ready())
 }
 
@@ -151,7 +151,24 @@ fn broker_round(comparison: &Comparison) -> Result<LoadReport, CompareError> {
 pub fn start_broker(folder: &Path, cpu: usize, shape: &Shape) -> Result<DevBroker, ClusterError> {
     let cores = cpu.to_string();
     let mtu = format!("mtu_upper_bound={}", shape.mtu);
-    DevBroker::start(folder, &cores, &["--set", "spin_us=0", "--set", &mtu])
+    let mut args = vec!["--set", "spin_us=0", "--set", &mtu];
+    let fsync = shape.storage.fsync().map(|mode| format!("fsync={mode}"));
+    if let Some(fsync) = &fsync {
+        args.extend(["--set", fsync]);
+    }
+    DevBroker::start(folder, &cores, &args)
+}
+
+/// The stream that the shape publishes to.
+///
+/// # Errors
+/// As `DevBroker::create_stream`.
+pub fn create_stream(broker: &DevBroker, name: &str, shape: &Shape) -> Result<(), ClusterError> {
+    if shape.storage.is_durable() {
+        broker.create_durable_stream(name, shape.shards)
+    } else {
+        broker.create_stream(name, shape.shards)
+    }
 }
 
 /// One load run on a thread that stays on the client's CPU.

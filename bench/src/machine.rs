@@ -2,13 +2,13 @@
 //! Invariants: nothing here fails a run: what is not to be had is left out or said on standard error.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What a result says about where it was made.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     pub cpu: String,
     pub cpus: usize,
@@ -16,7 +16,7 @@ pub struct Machine {
     /// Of the folder the program lies in; `-dirty` with uncommitted changes.
     pub commit: String,
     /// `debug` builds are not worth measuring; the result says so.
-    pub build: &'static str,
+    pub build: String,
 }
 
 impl Machine {
@@ -30,15 +30,19 @@ impl Machine {
             cpu: model.unwrap_or("unknown").to_owned(),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-            commit: commit().unwrap_or_else(|| "unknown".to_owned()),
-            build: if cfg!(debug_assertions) { "with assertions" } else { "release" },
+            commit: program_folder().as_deref().and_then(commit_of).unwrap_or_else(|| "unknown".to_owned()),
+            build: if cfg!(debug_assertions) { "with assertions" } else { "release" }.to_owned(),
         }
     }
 }
 
-fn commit() -> Option<String> {
-    let program = std::env::current_exe().ok()?;
-    let folder: &Path = program.parent()?;
+fn program_folder() -> Option<PathBuf> {
+    std::env::current_exe().ok()?.parent().map(Path::to_owned)
+}
+
+/// What git calls the state of `folder`; `None` outside of a repository.
+#[must_use]
+pub fn commit_of(folder: &Path) -> Option<String> {
     let output = Command::new("git")
         .arg("-C")
         .arg(folder)
@@ -59,9 +63,18 @@ pub fn load_average() -> f64 {
     text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0.0)
 }
 
+/// CPUs that a thread can be kept on: what the kernel's sets of C programs hold.
+pub const CPUS_MAX: usize = 1_024;
+
+/// Keeps the calling thread on `cpu`; false when that is refused, or there is no such CPU.
+#[must_use]
+pub fn try_pin(cpu: usize) -> bool {
+    cpu < CPUS_MAX && core_affinity::set_for_current(core_affinity::CoreId { id: cpu })
+}
+
 /// Keeps the calling thread on `cpu`. Says so and goes on when that is refused.
 pub fn pin_thread(cpu: usize) {
-    if !core_affinity::set_for_current(core_affinity::CoreId { id: cpu }) {
+    if !try_pin(cpu) {
         eprintln!("felix-bench: cannot stay on CPU {cpu}; figures will be noisier");
     }
 }

@@ -1,8 +1,10 @@
 //! `felix-bench`: arguments -> one run -> its result. Bare, it prints two numbers for the canonical shape.
-//! Exit status: 0 done and clean, 1 failed or not clean, 2 wrong usage, 4 a bound is not kept.
+//! Exit status: 0 done and clean, 1 failed or not clean, 2 wrong usage, 4 a bound is not kept or a run is worse than
+//! another, 5 two runs cannot be told apart by their trials.
 
 mod args;
 mod peer_commands;
+mod runs;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -40,6 +42,12 @@ fn main() -> ExitCode {
         Some(Command::CompareSink(args)) => run_compare(&args),
         Some(Command::CompareDisk(args)) => run_compare_disk(&args),
         Some(Command::Peer(command)) => command.run().map_err(anyhow::Error::from),
+        Some(Command::Run(args)) => runs::one(&args).map_err(Into::into),
+        Some(Command::Campaign(args)) => runs::campaign(&args).map_err(Into::into),
+        Some(Command::Compare(args)) => runs::compare(&args).map_err(Into::into),
+        Some(Command::Sweep(args)) => runs::sweep(&args).map_err(Into::into),
+        Some(Command::Preflight(args)) => runs::preflight(&args).map_err(Into::into),
+        Some(Command::Agent(args)) => runs::agent(&args).map_err(Into::into),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("felix-bench: {error:#}");
@@ -76,6 +84,10 @@ fn run_load(args: &LoadArgs) -> anyhow::Result<ExitCode> {
 fn measured(args: &LoadArgs) -> anyhow::Result<LoadReport> {
     let shape = args.shape()?;
     shape.check()?;
+    let started = args.to == To::Broker && args.dev.is_none() && args.named_target()?.is_none();
+    if shape.storage.is_durable() && !started {
+        anyhow::bail!("a shape with storage needs a broker that is started for the run");
+    }
     let folder = tempfile::tempdir()?;
     let mut started = Started::Nothing;
     let target = if args.to == To::Sink {
@@ -113,7 +125,7 @@ enum Started {
 fn start_broker(folder: &Path, args: &LoadArgs, shape: &Shape) -> anyhow::Result<DevBroker> {
     let broker = compare::start_broker(folder, args.server_cpu, shape)
         .context("no broker was named (--dev, --addr) and none could be started")?;
-    broker.create_stream(&args.stream, shape.shards)?;
+    compare::create_stream(&broker, &args.stream, shape)?;
     Ok(broker)
 }
 

@@ -4,10 +4,10 @@
 //! changes the file's length or extents; what is counted was answered within the window, durable if it was written.
 //! Not here: what it is compared with (`compare_disk`).
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use felix_runtime::Clock;
 use felix_runtime::executor::{CoreIo, CoreSpec, ExecutorError, spawn_core};
 use felix_runtime::file::{
     BufPool, Disk, DiskError, DiskPath, Done, FileId, Files, FilesSettings, Op, OpenFlags, OpenMode, Outcome,
@@ -15,9 +15,10 @@ use felix_runtime::file::{
 };
 use felix_runtime::udp::{BufferSizes, DEFAULT_PINNED_BYTES, ReusePortGroup};
 use felix_runtime::waker::CoreWaker;
-use serde::Serialize;
+use felix_runtime::{Clock, Tick};
+use serde::{Deserialize, Serialize};
 
-use crate::measure::{CpuSample, MB};
+use crate::measure::{CpuSample, Latency, LatencySummary, MB};
 
 /// Memory for what is in flight.
 const POOL_BYTES: usize = 64 << 20;
@@ -29,7 +30,7 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 const FILL_BYTES: usize = 1 << 20;
 
 /// How the disk is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RawKind {
     /// `depth` writes, then one sync of them all, and again.
@@ -56,6 +57,8 @@ pub struct RawRate {
     pub seconds: f64,
     pub operations: u64,
     pub bytes: u64,
+    /// From asking to the answer; of a group, to the end of its sync.
+    pub latency: LatencySummary,
     /// CPU time of this process, which only asks, in percent of one CPU.
     pub core_busy_percent: f64,
 }
@@ -85,16 +88,35 @@ pub enum RawError {
     NoAnswer,
 }
 
-/// A file that is written all over.
+/// A file to run on.
 #[derive(Debug, Clone)]
 pub struct RawFile {
     dir: PathBuf,
     name: &'static str,
     bytes: u64,
     cpu: usize,
+    /// Its blocks were written before.
+    recycled: bool,
 }
 
 impl RawFile {
+    /// Makes `name` in `dir` as `make` does, with its space taken and nothing written. A write run on it ends with the
+    /// file, and what comes after it is no run on a fresh file any more.
+    ///
+    /// # Errors
+    /// As `make`.
+    pub fn fresh(dir: &Path, name: &'static str, bytes: u64, cpu: usize) -> Result<RawFile, RawError> {
+        let bytes = (bytes - bytes % FILL_BYTES as u64).max(FILL_BYTES as u64);
+        let file = RawFile { dir: dir.to_owned(), name, bytes, cpu, recycled: false };
+        file.on_core(async move |core| {
+            let (file, _) = core.open(name, OpenFlags::plain(OpenMode::Create)).await?;
+            core.one("taking space", Op::Presize { file, len: bytes }).await?;
+            core.one("taking space", Op::Sync { file }).await?;
+            Ok(())
+        })?;
+        Ok(file)
+    }
+
     /// Makes `name` (letters and dashes) in `dir` with `bytes` rounded down to MiB, at least one, and writes all of it.
     /// Runs on it are asked from `cpu`.
     ///
@@ -102,7 +124,7 @@ impl RawFile {
     /// The folder is not good for direct I/O, or the disk failed.
     pub fn make(dir: &Path, name: &'static str, bytes: u64, cpu: usize) -> Result<RawFile, RawError> {
         let bytes = (bytes - bytes % FILL_BYTES as u64).max(FILL_BYTES as u64);
-        let file = RawFile { dir: dir.to_owned(), name, bytes, cpu };
+        let file = RawFile { dir: dir.to_owned(), name, bytes, cpu, recycled: true };
         file.on_core(async move |core| {
             let (file, _) = core.open(name, OpenFlags::plain(OpenMode::Create)).await?;
             core.one("taking space", Op::Presize { file, len: bytes }).await?;
@@ -127,13 +149,16 @@ impl RawFile {
             return Err(RawError::Plan("the file is shorter than what is in flight"));
         }
         let (plan, name) = (plan.clone(), self.name);
+        let once = !self.recycled && plan.kind != RawKind::Read;
         self.on_core(async move |core| {
             let dsync = plan.kind == RawKind::EachSynced;
             let flags =
                 if dsync { OpenFlags::dsync(OpenMode::Write) } else { OpenFlags::plain(OpenMode::Write) };
             let (file, _) = core.open(name, flags).await?;
             let data = core.noise(plan.op_bytes)?;
-            let mut round = Round { plan: &plan, file, data, places, next: 0 };
+            let asked = HashMap::default();
+            let latency = Latency::default();
+            let mut round = Round { plan: &plan, file, data, places, next: 0, once, asked, latency };
             round.run(core).await
         })
     }
@@ -241,9 +266,19 @@ struct Round<'p> {
     data: SharedBuf,
     places: u64,
     next: u64,
+    /// No place is used twice: the run ends with the file.
+    once: bool,
+    /// When operations were asked for, by their tokens.
+    asked: HashMap<u64, Tick, foldhash::fast::RandomState>,
+    latency: Latency,
 }
 
 impl Round<'_> {
+    /// There are places for `depth` more operations.
+    fn has_room(&self) -> bool {
+        !self.once || self.next + self.plan.depth as u64 <= self.places
+    }
+
     async fn run(&mut self, core: &mut RawCore) -> Result<RawRate, RawError> {
         let cpu = || CpuSample::of(std::process::id()).unwrap_or_default();
         let (before, begun) = (cpu(), core.io.now());
@@ -256,8 +291,9 @@ impl Round<'_> {
                 self.ask(core)?;
             }
         }
-        while core.io.now() < ends {
+        while core.io.now() < ends && self.has_room() {
             if self.plan.kind == RawKind::GroupSynced {
+                let asked = core.io.now();
                 for _ in 0..self.plan.depth {
                     self.ask(core)?;
                 }
@@ -266,6 +302,7 @@ impl Round<'_> {
                     operations += 1;
                 }
                 core.one("a sync", Op::Sync { file: self.file }).await?;
+                self.latency.record(core.io.now().saturating_since(asked));
             } else {
                 bytes += self.answer(core).await?;
                 operations += 1;
@@ -278,7 +315,13 @@ impl Round<'_> {
         while core.files.in_flight() > 0 {
             self.answer(core).await?;
         }
-        Ok(RawRate { seconds: length.as_secs_f64(), operations, bytes, core_busy_percent })
+        Ok(RawRate {
+            seconds: length.as_secs_f64(),
+            operations,
+            bytes,
+            latency: self.latency.summary(),
+            core_busy_percent,
+        })
     }
 
     fn ask(&mut self, core: &mut RawCore) -> Result<(), RawError> {
@@ -293,12 +336,17 @@ impl Round<'_> {
                 Op::Write { file: self.file, at, data: self.data.clone() }
             }
         };
+        self.asked.insert(self.next, core.io.now());
         core.start(self.next, op)
     }
 
     /// Bytes of the next operation that ends.
     async fn answer(&mut self, core: &mut RawCore) -> Result<u64, RawError> {
         let done = core.done().await?;
+        let asked = self.asked.remove(&done.token.0);
+        if let (Some(asked), true) = (asked, self.plan.kind != RawKind::GroupSynced) {
+            self.latency.record(core.io.now().saturating_since(asked));
+        }
         match done.result.map_err(|error| RawError::Disk { what: "an operation", error })? {
             Outcome::Read(read) => Ok(read.len() as u64),
             _ => Ok(self.plan.op_bytes as u64),

@@ -17,6 +17,8 @@ use crate::load::STAMP_BYTES;
 const COUNT_MAX: u32 = 4_096;
 /// Unanswered batches of one stream at most: the latencies of more would say nothing about the server.
 const INFLIGHT_MAX: u32 = 4_096;
+/// With fewer streams, nine of ten is no whole number of them.
+const HOT_LANES_MIN: u32 = 10;
 /// Names and key of a publish frame fit this.
 const HEAD_ROOM_BYTES: u64 = 1_024;
 
@@ -39,6 +41,52 @@ pub enum Acks {
     None,
 }
 
+/// Where a stream keeps its records, and when an answer is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Storage {
+    /// In memory; answered after the append.
+    #[default]
+    Memory,
+    /// In a log; answered when written, synced by the kernel alone.
+    FsyncNone,
+    /// In a log; answered when written, synced at intervals.
+    FsyncPeriodic,
+    /// In a log; answered when synced.
+    FsyncOnCommit,
+}
+
+impl Storage {
+    /// The broker's setting `fsync`; `None` in memory.
+    #[must_use]
+    pub fn fsync(self) -> Option<&'static str> {
+        match self {
+            Storage::Memory => None,
+            Storage::FsyncNone => Some("none"),
+            Storage::FsyncPeriodic => Some("periodic"),
+            Storage::FsyncOnCommit => Some("on_commit"),
+        }
+    }
+
+    #[must_use]
+    pub fn is_durable(self) -> bool {
+        self.fsync().is_some()
+    }
+}
+
+/// Which shards the publishing streams write to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Keys {
+    /// Evenly over all of them, by keys that route there.
+    #[default]
+    Spread,
+    /// Without keys: everything goes where the broker puts it.
+    Plain,
+    /// Nine of ten streams write to shard 0, the others are spread over all.
+    Hot,
+}
+
 /// One workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,6 +106,11 @@ pub struct Shape {
     /// Shards that are written to, from 0, by keys that route there: connection `i` writes to shard `i` modulo this; with
     /// fewer connections than shards, stream `i` of all does. Batches to a stream of one shard have no key.
     pub shards: u32,
+    #[serde(default)]
+    pub keys: Keys,
+    /// What the stream is made with, where it is made for the run.
+    #[serde(default)]
+    pub storage: Storage,
     /// Readers; each reads all those shards on a connection of its own.
     #[serde(default)]
     pub subscribers: u32,
@@ -151,6 +204,12 @@ impl Shape {
         if self.subscribers > 0 && (self.record_bytes as usize) < STAMP_BYTES {
             return broken(format!("records that are read need {STAMP_BYTES} bytes for their stamp"));
         }
+        if self.keys == Keys::Plain && self.shards > 1 {
+            return broken("without keys nothing is written to more than 1 shard".to_owned());
+        }
+        if self.keys == Keys::Hot && (self.shards < 2 || self.lanes() < HOT_LANES_MIN) {
+            return broken(format!("hot keys need 2 shards and {HOT_LANES_MIN} streams at least"));
+        }
         let frame = self.batch_bytes() + 4 * u64::from(self.batch_records) + HEAD_ROOM_BYTES;
         if frame > u64::from(FRAME_PAYLOAD_MAX) {
             return broken(format!("a batch of {frame} bytes does not fit one frame"));
@@ -194,6 +253,8 @@ mod tests {
         assert!(rule(Shape { inflight: 0, ..canonical() }).contains("inflight is 0"));
         assert!(rule(Shape { record_bytes: 1 << 20, ..canonical() }).contains("does not fit one frame"));
         assert!(rule(Shape { record_bytes: 8, subscribers: 1, ..canonical() }).contains("stamp"));
+        assert!(rule(Shape { keys: Keys::Plain, shards: 2, ..canonical() }).contains("without keys"));
+        assert!(rule(Shape { keys: Keys::Hot, shards: 2, ..canonical() }).contains("10 streams"));
         assert!(rule(Shape { rate: Some(0.0), ..canonical() }).contains("rate"));
         assert!(rule(Shape { duration_s: f64::NAN, ..canonical() }).contains("seconds"));
     }

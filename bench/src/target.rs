@@ -95,14 +95,19 @@ impl Target {
 /// # Errors
 /// It cannot be read or holds none.
 pub fn read_roots(path: &Path) -> Result<Vec<CertificateDer<'static>>, TargetError> {
-    let text = read(path)?;
+    parse_roots(&read(path)?).map_err(|reason| TargetError::Content { path: path.to_owned(), reason })
+}
+
+/// The certificates of PEM text.
+///
+/// # Errors
+/// It holds none, or what is no certificate; in words.
+pub fn parse_roots(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     let roots: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
     match roots {
         Ok(roots) if !roots.is_empty() => Ok(roots),
-        Ok(_) => {
-            Err(TargetError::Content { path: path.to_owned(), reason: "no certificate in it".to_owned() })
-        }
-        Err(error) => Err(TargetError::Content { path: path.to_owned(), reason: error.to_string() }),
+        Ok(_) => Err("no certificate in it".to_owned()),
+        Err(error) => Err(error.to_string()),
     }
 }
 

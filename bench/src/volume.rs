@@ -5,13 +5,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// File systems without a disk behind them.
 const IN_MEMORY: [&str; 3] = ["tmpfs", "ramfs", "devtmpfs"];
 
 /// Where a folder's bytes go.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileSystem {
     /// Such as `ext4`.
     pub kind: String,

@@ -4,18 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::io;
 
 use serde::Serialize;
 
+use crate::scrape;
 use crate::target::Ready;
-
-/// For one reading.
-const DEADLINE: Duration = Duration::from_secs(5);
-/// A page of metrics is far smaller.
-const PAGE_BYTES_MAX: u64 = 16 << 20;
 
 /// Totals of the logs of all cores, by name without the prefix `felix_log_`.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -73,17 +67,7 @@ impl LogTotals {
     /// # Errors
     /// It has no metrics, or they cannot be read.
     pub fn read(ready: &Ready) -> io::Result<LogTotals> {
-        let url = ready.metrics_url.as_deref().and_then(|url| url.strip_prefix("http://"));
-        let address: SocketAddr = url
-            .and_then(|url| url.trim_end_matches('/').parse().ok())
-            .ok_or_else(|| io::Error::other("no address of metrics"))?;
-        let mut stream = TcpStream::connect_timeout(&address, DEADLINE)?;
-        stream.set_read_timeout(Some(DEADLINE))?;
-        stream.set_write_timeout(Some(DEADLINE))?;
-        let question = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-        stream.write_all(question.as_bytes())?;
-        let mut page = String::new();
-        stream.take(PAGE_BYTES_MAX).read_to_string(&mut page)?;
+        let page = scrape::text(scrape::address(ready)?)?;
         Ok(LogTotals::parse(&page))
     }
 

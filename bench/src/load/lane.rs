@@ -287,8 +287,11 @@ impl Lane {
             AckOutcome::Ok { .. } if self.spec.acked && window.is_open() => {
                 window.batches += 1;
                 window.payload_bytes += self.spec.batch_bytes;
-                window.ack_latency.record(now.saturating_since(waiting.due));
-                window.service_latency.record(now.saturating_since(waiting.begun));
+                window.latencies.ack.record(now.saturating_since(waiting.due));
+                window.latencies.service.record(now.saturating_since(waiting.begun));
+                if self.spec.scheduled {
+                    window.latencies.queueing.record(waiting.begun.saturating_since(waiting.due));
+                }
             }
             AckOutcome::Ok { .. } => {}
         }

@@ -14,6 +14,8 @@ mod run;
 mod tests;
 pub(crate) mod window;
 
+use std::time::SystemTime;
+
 use bytes::{Bytes, BytesMut};
 use felix_wire::client::{Auth, Message};
 use felix_wire::features::Features;
@@ -67,6 +69,9 @@ pub enum LoadError {
     Protocol(String),
     #[error("stream {stream} has {width} shards, the shape writes to {wanted}")]
     TooFewShards { stream: String, width: u32, wanted: u32 },
+    /// Generators that start together must all be ready before.
+    #[error("not every connection was ready when the run was to begin")]
+    Late,
     #[error("{what} took longer than {waited_s} s")]
     TimedOut { what: &'static str, waited_s: u64 },
 }
@@ -78,7 +83,16 @@ pub enum LoadError {
 /// records are no errors: the report counts them.
 pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
     plan.shape.check()?;
-    run::Run::begin(plan)?.finish()
+    run::Run::begin(plan, None)?.finish()
+}
+
+/// The same, with publishing begun at `start` by this machine's clock.
+///
+/// # Errors
+/// As `run`; `Late` when the connections were not ready by then.
+pub fn run_at(plan: &LoadPlan, start: SystemTime) -> Result<LoadReport, LoadError> {
+    plan.shape.check()?;
+    run::Run::begin(plan, Some(start))?.finish()
 }
 
 /// The first frame of every stream.

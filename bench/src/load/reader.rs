@@ -194,7 +194,7 @@ fn count(
         counts.delivered += 1;
         *next = stamp.number + 1;
         if window.is_open() {
-            window.delivery_latency.record(now.saturating_since(stamp.due));
+            window.latencies.delivery.record(now.saturating_since(stamp.due));
         }
     }
     Ok(())

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use felix_runtime::Tick;
@@ -22,7 +22,7 @@ use super::{LoadError, LoadPlan, auth_frame};
 use crate::endpoint::Endpoint;
 use crate::machine::Machine;
 use crate::measure::{LoadReport, ReadReport};
-use crate::shape::{Acks, Shape};
+use crate::shape::{Acks, Keys, Shape};
 
 /// Until every stream is authenticated and every reader subscribed.
 const SETUP_DEADLINE: Duration = Duration::from_secs(30);
@@ -56,6 +56,8 @@ enum Conn {
 /// See the module.
 pub struct Run<'p> {
     plan: &'p LoadPlan,
+    /// Not before this moment; whoever is not ready then fails.
+    start: Option<Tick>,
     endpoint: Endpoint,
     auth: Bytes,
     conns: Map<ConnKey, Conn>,
@@ -71,8 +73,9 @@ pub struct Run<'p> {
 }
 
 impl<'p> Run<'p> {
-    /// Asks the server what it must know and starts every connection.
-    pub fn begin(plan: &'p LoadPlan) -> Result<Run<'p>, LoadError> {
+    /// Asks the server what it must know and starts every connection. Publishing begins at `start`, or as soon as
+    /// everything is ready.
+    pub fn begin(plan: &'p LoadPlan, start: Option<SystemTime>) -> Result<Run<'p>, LoadError> {
         let LoadPlan { target, shape, .. } = plan;
         let mut endpoint = Endpoint::open(target.address, shape.mtu)?;
         let layout = ask::layout(&mut endpoint, target)?;
@@ -81,8 +84,10 @@ impl<'p> Run<'p> {
             return Err(LoadError::TooFewShards { stream, width: layout.width, wanted: shape.shards });
         }
         let now = endpoint.now();
+        let start = start.map(|at| now + at.duration_since(SystemTime::now()).unwrap_or_default());
         let mut run = Run {
             plan,
+            start,
             endpoint,
             auth: auth_frame(target),
             conns: Map::default(),
@@ -142,7 +147,9 @@ impl<'p> Run<'p> {
             let key = start(&mut self.endpoint, layout.core_of(shard_of(shape, connection, 0)))?;
             for stream in 0..shape.streams {
                 let number = self.lanes.len() as u32;
-                let routing_key = layout.key_for(shard_of(shape, connection, stream));
+                let keyed = shape.keys != Keys::Plain;
+                let routing_key =
+                    keyed.then(|| layout.key_for(shard_of(shape, connection, stream))).flatten();
                 let frames = Frames::new(&FrameSpec {
                     tenant: &target.tenant,
                     namespace: &target.namespace,
@@ -229,9 +236,12 @@ impl<'p> Run<'p> {
             Phase::SettingUp { until } => {
                 let ready =
                     self.lanes.iter().all(Lane::is_ready) && self.readers.iter().all(Reader::is_subscribed);
-                if ready {
+                let due = self.start.is_none_or(|start| start <= now);
+                if ready && due {
                     self.start_publishing(now);
-                } else if until <= now {
+                } else if self.start.is_some() && due {
+                    return Err(LoadError::Late);
+                } else if !ready && until <= now {
                     let waited_s = SETUP_DEADLINE.as_secs();
                     return Err(LoadError::TimedOut { what: "authenticating and subscribing", waited_s });
                 }
@@ -300,7 +310,7 @@ impl<'p> Run<'p> {
 
     fn next_deadline(&self) -> Option<Tick> {
         match self.phase {
-            Phase::SettingUp { until } => Some(until),
+            Phase::SettingUp { until } => Some(self.start.map_or(until, |start| start.min(until))),
             Phase::Publishing => {
                 let due = self.schedule.as_ref().map(Schedule::next_due);
                 self.window.next_change().into_iter().chain(due).min()
@@ -341,8 +351,10 @@ impl<'p> Run<'p> {
             seconds: measured.length.as_secs_f64(),
             batches: self.window.batches,
             payload_bytes: self.window.payload_bytes,
-            ack_latency: self.window.ack_latency.summary(),
-            service_latency: self.window.service_latency.summary(),
+            window_unix_s: measured.unix_s(),
+            ack_latency: self.window.latencies.ack.summary(),
+            service_latency: self.window.latencies.service.summary(),
+            queueing_latency: self.window.latencies.queueing.summary(),
             server: measured.server.clone(),
             client_seconds: measured.client.seconds,
             mtu: paths.iter().map(|path| path.mtu).min().unwrap_or(0),
@@ -353,6 +365,7 @@ impl<'p> Run<'p> {
             refused_batches: self.lanes.iter().map(refused).sum(),
             unanswered_batches: self.lanes.iter().map(Lane::unanswered).sum(),
             read: (!self.readers.is_empty()).then(|| self.read_report()),
+            histograms: self.window.latencies.clone(),
         })
     }
 
@@ -364,7 +377,7 @@ impl<'p> Run<'p> {
             missing_records: sum(|reader| reader.counts.missing),
             repeated_records: sum(|reader| reader.counts.repeated),
             ended: sum(|reader| reader.counts.ended),
-            delivery_latency: self.window.delivery_latency.summary(),
+            delivery_latency: self.window.latencies.delivery.summary(),
         }
     }
 }
@@ -377,8 +390,15 @@ fn enqueue(ready: &mut VecDeque<usize>, queued: &mut [bool], lane: usize) {
 
 /// With enough connections all streams of one write to one shard, so that it can land on the core of that shard.
 fn shard_of(shape: &Shape, connection: u32, stream: u32) -> u32 {
-    let number =
-        if shape.connections >= shape.shards { connection } else { connection * shape.streams + stream };
+    let lane = connection * shape.streams + stream;
+    if shape.keys == Keys::Hot && !lane.is_multiple_of(10) {
+        return 0;
+    }
+    let number = match shape.keys {
+        Keys::Hot => lane / 10,
+        Keys::Spread | Keys::Plain if shape.connections >= shape.shards => connection,
+        Keys::Spread | Keys::Plain => lane,
+    };
     number % shape.shards
 }
 
@@ -391,5 +411,24 @@ fn lane_spec(shape: &Shape, key: ConnKey, frames: Frames) -> LaneSpec {
         scheduled: shape.rate.is_some(),
         batch_bytes: shape.batch_bytes(),
         batch_records: u64::from(shape.batch_records),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_are_spread_over_shards_or_nine_of_ten_go_to_one() {
+        let shape = |keys| Shape { keys, streams: 50, shards: 5, ..Shape::canonical() };
+        let counts = |shape: &Shape| {
+            let mut counts = [0; 5];
+            (0..50).for_each(|stream| counts[shard_of(shape, 0, stream) as usize] += 1);
+            counts
+        };
+        assert_eq!(counts(&shape(Keys::Spread)), [10; 5]);
+        assert_eq!(counts(&shape(Keys::Hot)), [46, 1, 1, 1, 1]);
+        let many = Shape { connections: 10, streams: 1, ..shape(Keys::Spread) };
+        assert_eq!((shard_of(&many, 7, 0), shard_of(&many, 3, 0)), (2, 3), "one connection to one shard");
     }
 }

@@ -3,11 +3,11 @@
 //! Invariants: counts and CPU samples begin and end at the same moments; what is not in the window is not counted.
 //! Not here: losses, which are those of the whole run (`lane`, `reader`).
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use felix_runtime::Tick;
 
-use crate::measure::{CpuSample, CpuUse, Latency};
+use crate::measure::{CpuSample, CpuUse, Histograms};
 
 /// How far the window is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,9 +28,7 @@ pub struct Window {
     /// Batches and payload bytes that ended in the window.
     pub batches: u64,
     pub payload_bytes: u64,
-    pub ack_latency: Latency,
-    pub service_latency: Latency,
-    pub delivery_latency: Latency,
+    pub latencies: Histograms,
     result: Option<Measured>,
 }
 
@@ -53,8 +51,24 @@ impl Samples {
 #[derive(Debug, Clone)]
 pub struct Measured {
     pub length: Duration,
+    /// When the window ended, since 1970.
+    pub ended_unix: Duration,
     pub server: Option<CpuUse>,
     pub client: CpuUse,
+}
+
+impl Measured {
+    /// When it began and ended, seconds since 1970.
+    #[must_use]
+    pub fn unix_s(&self) -> (f64, f64) {
+        let began = self.ended_unix.saturating_sub(self.length);
+        (began.as_secs_f64(), self.ended_unix.as_secs_f64())
+    }
+}
+
+/// Time since 1970 by this machine's clock.
+fn unix_now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 impl Window {
@@ -69,9 +83,7 @@ impl Window {
             first: Samples::default(),
             batches: 0,
             payload_bytes: 0,
-            ack_latency: Latency::default(),
-            service_latency: Latency::default(),
-            delivery_latency: Latency::default(),
+            latencies: Histograms::default(),
             result: None,
         }
     }
@@ -90,6 +102,7 @@ impl Window {
                 let server = last.server.zip(self.first.server.as_ref());
                 self.result = Some(Measured {
                     length,
+                    ended_unix: unix_now(),
                     server: server.map(|(last, first)| last.since(first, length)),
                     client: last.client.since(&self.first.client, length),
                 });

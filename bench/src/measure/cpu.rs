@@ -9,7 +9,7 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// CPU time of a process so far.
 #[derive(Debug, Clone, Default)]
@@ -29,7 +29,7 @@ struct ThreadSample {
 }
 
 /// CPU time a process used in a window.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuUse {
     /// User and system seconds of all threads.
     pub seconds: f64,
@@ -43,7 +43,7 @@ pub struct CpuUse {
 }
 
 /// CPU time a thread used in a window.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ThreadUse {
     pub name: String,
     pub seconds: f64,

@@ -4,10 +4,12 @@
 pub mod cpu;
 pub mod latency;
 pub mod report;
+pub mod spread;
 
 pub use cpu::{CpuSample, CpuUse, ThreadUse};
-pub use latency::{Latency, LatencySummary};
-pub use report::{LoadReport, ReadReport};
+pub use latency::{HistogramError, Latency, LatencySummary};
+pub use report::{Histograms, LoadReport, ReadReport};
+pub use spread::Spread;
 
 /// Bytes of the GB and MB that results speak of.
 pub const GB: f64 = 1e9;

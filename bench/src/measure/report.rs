@@ -4,11 +4,45 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::{CpuUse, GB, LatencySummary, MB};
+use super::{CpuUse, GB, Latency, LatencySummary, MB};
 use crate::machine::Machine;
 use crate::shape::Shape;
+
+/// Every latency of the steady window, for adding up over generators and trials.
+#[derive(Debug, Clone, Default)]
+pub struct Histograms {
+    /// From due (open loop) or written (closed loop) to answered: what a user waits.
+    pub ack: Latency,
+    /// From written to answered: what the server, the path and the client's machine take.
+    pub service: Latency,
+    /// From due to written: what a batch waits in the generator, because earlier ones were not answered.
+    pub queueing: Latency,
+    /// From due or written to delivered to a reader.
+    pub delivery: Latency,
+}
+
+impl Histograms {
+    /// Each with the name of its file and of its row in results.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, &Latency); 4] {
+        [
+            ("ack", &self.ack),
+            ("service", &self.service),
+            ("queueing", &self.queueing),
+            ("delivery", &self.delivery),
+        ]
+    }
+
+    /// Adds everything of `other`.
+    pub fn merge(&mut self, other: &Histograms) {
+        self.ack.merge(&other.ack);
+        self.service.merge(&other.service);
+        self.queueing.merge(&other.queueing);
+        self.delivery.merge(&other.delivery);
+    }
+}
 
 /// What one run showed.
 #[derive(Debug, Clone, Serialize)]
@@ -19,6 +53,8 @@ pub struct LoadReport {
     pub machine: Machine,
     /// Length of the steady window, seconds.
     pub seconds: f64,
+    /// When the window began and ended, seconds since 1970 by this machine's clock.
+    pub window_unix_s: (f64, f64),
     /// Batches of the steady window: answered ones, or those given to the transport when nothing is answered.
     pub batches: u64,
     /// Their payload bytes.
@@ -27,6 +63,8 @@ pub struct LoadReport {
     pub ack_latency: LatencySummary,
     /// From the moment a batch was written; differs from the above in open loop only.
     pub service_latency: LatencySummary,
+    /// From the moment a batch was due to the moment it was written: open loop only.
+    pub queueing_latency: LatencySummary,
     /// Time of the server in the window; absent when its process is not known.
     pub server: Option<CpuUse>,
     /// Time of the load generator in the window, seconds.
@@ -41,10 +79,12 @@ pub struct LoadReport {
     pub unanswered_batches: u64,
     /// What the readers saw; absent without readers.
     pub read: Option<ReadReport>,
+    #[serde(skip)]
+    pub histograms: Histograms,
 }
 
 /// What the readers saw in the whole run, all together.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ReadReport {
     pub expected_records: u64,
     pub delivered_records: u64,
@@ -129,6 +169,7 @@ impl fmt::Display for LoadReport {
         }
         if self.shape.rate.is_some() && self.service_latency.count > 0 {
             writeln!(f, "  of it service {}", self.service_latency)?;
+            writeln!(f, "  and queueing {}", self.queueing_latency)?;
         }
         if self.refused_batches + self.unanswered_batches > 0 {
             writeln!(

@@ -15,7 +15,7 @@ use crate::compare_disk::Series;
 use crate::load::{self, LoadPlan};
 use crate::machine::{Machine, load_average};
 use crate::measure::LoadReport;
-use crate::shape::{Acks, Shape};
+use crate::shape::{Acks, Keys, Shape, Storage};
 use crate::target::Target;
 
 const STREAM: &str = "echo";
@@ -98,6 +98,8 @@ impl EchoComparison {
             shards: 1,
             subscribers: 0,
             rate: None,
+            storage: Storage::Memory,
+            keys: Keys::Spread,
             warmup_s: self.warmup_s,
             duration_s: self.seconds,
             mtu: self.mtu,
@@ -246,10 +248,11 @@ fn broker_round(comparison: &EchoComparison, mode: EchoMode, folder: &Path) -> R
     } else {
         broker.create_stream(STREAM, 1)?;
     }
+    let storage = if mode == EchoMode::OnCommit { Storage::FsyncOnCommit } else { Storage::Memory };
     let plan = LoadPlan {
         name: "broker".to_owned(),
         target: Target::from_ready(broker.ready(), STREAM)?,
-        shape: comparison.shape(),
+        shape: Shape { storage, ..comparison.shape() },
     };
     on_cpu(comparison.client_cpu, "broker", move || load::run(&plan))
 }

@@ -25,8 +25,10 @@ pub fn of_window(name: &str, shape: &Shape, window: &Window, sent: Sent) -> Opti
         seconds: measured.length.as_secs_f64(),
         batches: window.batches,
         payload_bytes: window.payload_bytes,
-        ack_latency: window.ack_latency.summary(),
-        service_latency: window.service_latency.summary(),
+        window_unix_s: measured.unix_s(),
+        ack_latency: window.latencies.ack.summary(),
+        service_latency: window.latencies.service.summary(),
+        queueing_latency: window.latencies.queueing.summary(),
         server: measured.server.clone(),
         client_seconds: measured.client.seconds,
         mtu: 0,
@@ -35,6 +37,7 @@ pub fn of_window(name: &str, shape: &Shape, window: &Window, sent: Sent) -> Opti
         refused_batches: sent.refused,
         unanswered_batches: sent.unanswered,
         read: None,
+        histograms: window.latencies.clone(),
     })
 }
 
@@ -43,7 +46,7 @@ pub fn count(window: &mut Window, batch_bytes: u64, latency: std::time::Duration
     if window.is_open() {
         window.batches += 1;
         window.payload_bytes += batch_bytes;
-        window.ack_latency.record(latency);
-        window.service_latency.record(latency);
+        window.latencies.ack.record(latency);
+        window.latencies.service.record(latency);
     }
 }

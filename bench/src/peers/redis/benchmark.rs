@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::machine::Machine;
-use crate::measure::{CpuSample, LatencySummary, LoadReport};
+use crate::measure::{CpuSample, Histograms, LatencySummary, LoadReport};
 use crate::peers::PeerError;
 use crate::peers::programs::{REDIS_BENCHMARK, TASKSET};
 use crate::shape::Shape;
@@ -83,6 +83,7 @@ pub fn run(
     let micros = |millis: f64| millis * 1e3;
     let latency = LatencySummary {
         count: requests,
+        mean_us: 0.0,
         p50_us: micros(line.p50_ms),
         p90_us: 0.0,
         p99_us: micros(line.p99_ms),
@@ -99,6 +100,10 @@ pub fn run(
         payload_bytes: requests * u64::from(shape.record_bytes),
         ack_latency: latency,
         service_latency: latency,
+        // It tells neither when its window was nor more of its latencies.
+        window_unix_s: (0.0, 0.0),
+        queueing_latency: LatencySummary::default(),
+        histograms: Histograms::default(),
         server: Some(server),
         // Its process has ended; nothing tells what it used.
         client_seconds: 0.0,
