@@ -17,8 +17,8 @@ use crate::target::Target;
 const PRELOAD_DEADLINE: Duration = Duration::from_secs(600);
 /// A stream that was just made may take this long until it is served, on a busy machine.
 const SERVED_DEADLINE: Duration = Duration::from_secs(60);
-/// Segments of the write cases, so that a log has at least two within what it keeps.
-const SEGMENT_BYTES_MAX: u64 = 64 << 20;
+/// Segments of the write cases: the broker's default, or less, so that a log has two within what it keeps.
+const SEGMENT_BYTES_MAX: u64 = 256 << 20;
 
 /// `key=value` of every setting that is not the broker's default. With `kept_bytes`, a shard keeps no more than that, so
 /// that its log uses blocks again.
