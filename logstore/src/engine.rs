@@ -48,7 +48,7 @@ pub use event::{Event, LogId, ReadError, ReadId};
 pub use latency::{BUCKETS, Histogram, Latencies};
 pub use reserve::Reservations;
 use scripts::Ended;
-use slots::Slots;
+use slots::{Slots, Ways};
 
 /// One log may hold this part of the memory: one whose segment does not answer leaves the rest to the others.
 const LOG_MEMORY_SHARE: usize = 2;
@@ -285,8 +285,9 @@ impl Engine {
         payload_bytes: usize,
     ) -> Result<Claim, ClaimError> {
         let refused = self.closing != stop::Closing::No;
-        let space = self.space_ok && self.slots.usable();
-        let stalled = self.is_stalled(log);
+        let space = self.has_space();
+        let coming = self.slots.ways() == Ways::Coming;
+        let stalled = self.is_stalled(log) || coming;
         let shard = self.logs.get_mut(&log).ok_or(ClaimError::Unknown)?;
         if shard.change.is_some() || refused {
             return Err(ClaimError::Stopped(StopReason::Closing));
@@ -306,6 +307,10 @@ impl Engine {
         if stalled || over(self.memory_bytes, max) || over(shard.log.memory_bytes(), max / LOG_MEMORY_SHARE) {
             shard.wants_room = true;
             shard.memory_need = need;
+            if coming {
+                // Its segment is made meanwhile.
+                shard.need_bytes = need;
+            }
             self.room_waits.insert(log);
             // What waits in the open slot would wait for ever if nothing more came.
             self.memory_wanted |= !stalled;
@@ -453,10 +458,10 @@ impl Engine {
         }
     }
 
-    /// Whether the volume has space for writes, as far as is known.
+    /// Whether the volume has space for writes, as far as is known, and a slot they can go to.
     #[must_use]
     pub fn has_space(&self) -> bool {
-        self.space_ok && self.slots.usable()
+        self.space_ok && self.slots.ways() != Ways::Nowhere
     }
 
     /// Logs that have failed and take no writes until the process has started again. Looks at every log.
@@ -553,12 +558,13 @@ impl Engine {
     fn tell_room(&mut self) {
         let max = self.config.memory_bytes_max;
         let refused = !self.has_space();
+        let coming = self.slots.ways() == Ways::Coming;
         if self.memory_bytes * 8 > max * 7 && !refused {
             return;
         }
         let waiting: Vec<LogId> = self.room_waits.iter().copied().collect();
         for log in waiting {
-            let stalled = self.is_stalled(log);
+            let stalled = coming || self.is_stalled(log);
             let Some(shard) = self.logs.get_mut(&log) else {
                 self.room_waits.remove(&log);
                 continue;
