@@ -24,6 +24,7 @@ mod space;
 mod spill;
 mod stop;
 mod tend;
+mod waits;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU32;
@@ -140,6 +141,7 @@ pub struct Engine {
     last_settle: Tick,
     /// When it was last called with a time.
     now: Tick,
+    waits: waits::Waits,
     closing: stop::Closing,
     counts: Counts,
     latencies: Latencies,
@@ -186,6 +188,7 @@ impl Engine {
             room_waits: BTreeSet::new(),
             last_settle: now,
             now,
+            waits: waits::Waits::default(),
             closing: stop::Closing::No,
             counts: Counts::default(),
             latencies: Latencies::default(),
@@ -370,6 +373,7 @@ impl Engine {
         }
         self.tend_stalls();
         self.tend_fill(now);
+        self.tend_waits(now);
         self.tend_closing();
         self.tell_room();
     }
@@ -393,7 +397,9 @@ impl Engine {
 
     /// The next operation to carry out.
     pub fn poll_op(&mut self) -> Option<(Token, Op)> {
-        self.desk.poll_op()
+        let (token, op) = self.desk.poll_op()?;
+        self.waits.asked(self.now, token, &op);
+        Some((token, op))
     }
 
     /// The next thing to tell.
@@ -404,6 +410,7 @@ impl Engine {
     /// Takes an answer. [`Engine::poll`] is due afterwards. False when the token is not of this engine.
     pub fn complete(&mut self, now: Tick, done: Done) -> bool {
         self.now = now;
+        self.waits.answered(done.token);
         let ours = self.scripts.answer(done);
         self.take_ended(now);
         ours
@@ -419,10 +426,8 @@ impl Engine {
         let flush = (self.flushes.is_free() && !self.behind.is_empty()).then_some(self.next_flush);
         // While the volume has not answered there is nothing to do about its space.
         let space = (!self.space.is_asking()).then_some(self.next_space);
-        [space, idle, flush, extra, self.pool.next_timeout(), self.directs.next_timeout()]
-            .into_iter()
-            .flatten()
-            .min()
+        let of_parts = [self.pool.next_timeout(), self.directs.next_timeout(), self.waits.next_timeout()];
+        [space, idle, flush, extra].into_iter().chain(of_parts).flatten().min()
     }
 
     /// Bytes of all logs in memory on their way to segments.
@@ -453,6 +458,7 @@ impl Engine {
             pooled: self.pool.len(),
             pool_bytes: self.pool.bytes(),
             reads: self.reads.under_way(),
+            unanswered: self.waits.count(self.now),
             commit_bytes: slots.slots as u64 * self.config.slot_bytes,
             ..slots
         }
