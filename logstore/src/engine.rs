@@ -24,6 +24,7 @@ mod space;
 mod spill;
 mod stop;
 mod tend;
+mod waits;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU32;
@@ -48,7 +49,7 @@ pub use event::{Event, LogId, ReadError, ReadId};
 pub use latency::{BUCKETS, Histogram, Latencies};
 pub use reserve::Reservations;
 use scripts::Ended;
-use slots::Slots;
+use slots::{Slots, Ways};
 
 /// One log may hold this part of the memory: one whose segment does not answer leaves the rest to the others.
 const LOG_MEMORY_SHARE: usize = 2;
@@ -142,6 +143,7 @@ pub struct Engine {
     last_settle: Tick,
     /// When it was last called with a time.
     now: Tick,
+    waits: waits::Waits,
     closing: stop::Closing,
     counts: Counts,
     latencies: Latencies,
@@ -188,6 +190,7 @@ impl Engine {
             room_waits: BTreeSet::new(),
             last_settle: now,
             now,
+            waits: waits::Waits::default(),
             closing: stop::Closing::No,
             counts: Counts::default(),
             latencies: Latencies::default(),
@@ -288,8 +291,9 @@ impl Engine {
         payload_bytes: usize,
     ) -> Result<Claim, ClaimError> {
         let refused = self.closing != stop::Closing::No;
-        let space = self.space_ok && self.slots.usable();
-        let stalled = self.is_stalled(log);
+        let space = self.has_space();
+        let coming = self.slots.ways() == Ways::Coming;
+        let stalled = self.is_stalled(log) || coming;
         let shard = self.logs.get_mut(&log).ok_or(ClaimError::Unknown)?;
         if shard.change.is_some() || refused {
             return Err(ClaimError::Stopped(StopReason::Closing));
@@ -309,6 +313,10 @@ impl Engine {
         if stalled || over(self.memory_bytes, max) || over(shard.log.memory_bytes(), max / LOG_MEMORY_SHARE) {
             shard.wants_room = true;
             shard.memory_need = need;
+            if coming {
+                // Its segment is made meanwhile.
+                shard.need_bytes = need;
+            }
             self.room_waits.insert(log);
             // What waits in the open slot would wait for ever if nothing more came.
             self.memory_wanted |= !stalled;
@@ -368,6 +376,7 @@ impl Engine {
         }
         self.tend_stalls();
         self.tend_fill(now);
+        self.tend_waits(now);
         self.tend_closing();
         self.tell_room();
     }
@@ -391,7 +400,9 @@ impl Engine {
 
     /// The next operation to carry out.
     pub fn poll_op(&mut self) -> Option<(Token, Op)> {
-        self.desk.poll_op()
+        let (token, op) = self.desk.poll_op()?;
+        self.waits.asked(self.now, token, &op);
+        Some((token, op))
     }
 
     /// The next thing to tell.
@@ -402,6 +413,7 @@ impl Engine {
     /// Takes an answer. [`Engine::poll`] is due afterwards. False when the token is not of this engine.
     pub fn complete(&mut self, now: Tick, done: Done) -> bool {
         self.now = now;
+        self.waits.answered(done.token);
         let ours = self.scripts.answer(done);
         self.take_ended(now);
         ours
@@ -417,10 +429,8 @@ impl Engine {
         let flush = (self.flushes.is_free() && !self.behind.is_empty()).then_some(self.next_flush);
         // While the volume has not answered there is nothing to do about its space.
         let space = (!self.space.is_asking()).then_some(self.next_space);
-        [space, idle, flush, extra, self.pool.next_timeout(), self.directs.next_timeout()]
-            .into_iter()
-            .flatten()
-            .min()
+        let of_parts = [self.pool.next_timeout(), self.directs.next_timeout(), self.waits.next_timeout()];
+        [space, idle, flush, extra].into_iter().chain(of_parts).flatten().min()
     }
 
     /// Bytes of all logs in memory on their way to segments.
@@ -451,15 +461,16 @@ impl Engine {
             pooled: self.pool.len(),
             pool_bytes: self.pool.bytes(),
             reads: self.reads.under_way(),
+            unanswered: self.waits.count(self.now),
             commit_bytes: slots.slots as u64 * self.config.slot_bytes,
             ..slots
         }
     }
 
-    /// Whether the volume has space for writes, as far as is known.
+    /// Whether the volume has space for writes, as far as is known, and a slot they can go to.
     #[must_use]
     pub fn has_space(&self) -> bool {
-        self.space_ok && self.slots.usable()
+        self.space_ok && self.slots.ways() != Ways::Nowhere
     }
 
     /// Logs that have failed and take no writes until the process has started again. Looks at every log.
@@ -556,12 +567,13 @@ impl Engine {
     fn tell_room(&mut self) {
         let max = self.config.memory_bytes_max;
         let refused = !self.has_space();
+        let coming = self.slots.ways() == Ways::Coming;
         if self.memory_bytes * 8 > max * 7 && !refused {
             return;
         }
         let waiting: Vec<LogId> = self.room_waits.iter().copied().collect();
         for log in waiting {
-            let stalled = self.is_stalled(log);
+            let stalled = coming || self.is_stalled(log);
             let Some(shard) = self.logs.get_mut(&log) else {
                 self.room_waits.remove(&log);
                 continue;

@@ -238,3 +238,41 @@ fn an_engine_is_not_due_while_the_volume_does_not_say_how_much_space_it_has() {
         assert!(due.is_none_or(|due| due > now), "due at {due:?}, it is {now}");
     }
 }
+
+/// Nobody was told of an operation that was never answered.
+#[test]
+fn operations_without_an_answer_are_told_after_5_s_and_every_30_s_and_counted() {
+    let mut world = World::empty(11);
+    let log = world.create(key(1, 1), Fsync::OnCommit);
+    world.publish(log, &[vec![1; 100]]);
+    world.settle(log);
+    world.pass(Duration::from_secs(2));
+    let (stall, counted) = (Duration::from_secs(70), Rc::new(Cell::new(0)));
+    let writes = counted.clone();
+    world.disk.sim().choose_faults(move |asked| {
+        let hit = asked.kind == OpKind::Write;
+        writes.set(writes.get() + u64::from(hit));
+        hit.then_some(Fault::Stall(stall))
+    });
+    let began = world.now();
+    world.publish(log, &[vec![2; 100]]);
+    let mut told = Vec::new();
+    while world.now().saturating_since(began) < Duration::from_secs(69) {
+        world.step();
+        let after = world.now().saturating_since(began).as_secs();
+        for event in world.events.drain(..) {
+            if let Event::Unanswered { kind, count, oldest } = event {
+                assert_eq!((kind, count, oldest.as_secs()), ("write", 1, after));
+                told.push(after);
+            }
+        }
+        assert_eq!(world.engine.gauges().unanswered, usize::from(after >= 5));
+    }
+    assert_eq!(told, [5, 35, 65]);
+    assert_eq!((counted.get(), world.engine.counts().unanswered), (1, 1));
+    world.disk.sim().choose_faults(|_| None);
+    world.settle(log);
+    world.pass(Duration::from_secs(60));
+    assert_eq!(world.engine.gauges().unanswered, 0);
+    assert!(world.events.iter().all(|event| !matches!(event, Event::Unanswered { .. })));
+}

@@ -234,6 +234,8 @@ pub struct CoreLimits {
     pub publish_window: u32,
     /// How long an acked publish may stay parked before it is refused `overloaded`.
     pub publish_queue_wait: Duration,
+    /// How long a publish may be on its way to the disk before it is answered "not known".
+    pub publish_confirm_wait: Duration,
     /// Records and bytes of a live event frame (at least one record).
     pub live_frame_records: u32,
     pub live_frame_bytes: usize,
@@ -291,6 +293,7 @@ impl Default for CoreLimits {
             parked_bytes_per_stream: 4 * MIB,
             publish_window: 256,
             publish_queue_wait: Duration::from_millis(2_000),
+            publish_confirm_wait: Duration::from_secs(60),
             live_frame_records: 64,
             live_frame_bytes: 256 << 10,
             history_frame_records: 256,

@@ -373,9 +373,7 @@ impl Engine {
             self.latencies.synced(now.saturating_since(round.asked));
         }
         self.slots.all[round.slot].dirty |= !round.dsync;
-        if self.slots.all[round.slot].state == SlotState::Open {
-            self.slots.marked = true;
-        }
+        self.slots.all[round.slot].marked = true;
         for (log, piece) in round.pieces {
             self.settle(log, piece, now);
         }

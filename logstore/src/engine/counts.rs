@@ -30,6 +30,8 @@ pub struct Counts {
     pub retired_bytes: u64,
     /// Operations that failed.
     pub troubles: u64,
+    /// Operations that were not answered within 5 s; they may have been later.
+    pub unanswered: u64,
     /// How often the volume has told how many bytes are free.
     pub space_asked: u64,
     /// Bytes free on the volume, when it was last asked.
@@ -72,4 +74,6 @@ pub struct Gauges {
     pub pool_bytes: u64,
     /// Reads under way.
     pub reads: usize,
+    /// Operations that have not been answered for at least 5 s.
+    pub unanswered: usize,
 }

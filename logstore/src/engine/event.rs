@@ -1,6 +1,8 @@
 //! What an engine tells, and what it can be asked. Scope: values.
 //! Not here: claims (`log`).
 
+use std::time::Duration;
+
 use felix_runtime::file::DiskError;
 use felix_wire::id::Offset;
 
@@ -87,6 +89,13 @@ pub enum Event {
     DiskTrouble {
         what: &'static str,
         error: DiskError,
+    },
+    /// The disk has not answered `count` operations of this kind for at least 5 s, one of them for `oldest`. Told again every
+    /// 30 s while that is so; they may still end well.
+    Unanswered {
+        kind: &'static str,
+        count: usize,
+        oldest: Duration,
     },
     /// Everything is written and closed.
     Closed,

@@ -1,6 +1,7 @@
 //! The slots of the commit file: making, opening, closing, freeing, setting aside. Scope: part of [`Engine`].
 //! Invariants: a slot is used again only when every piece in it is durable in its segment and a later slot has a durable
-//! round, which repeats the mark of every log; a slot that failed is never written to again.
+//! round, which repeats the mark of every log; a slot that failed is never written to again; while rounds have nowhere to go
+//! claims are refused.
 //! Not here: rounds (`commit`), moving pieces to segments (`spill`).
 
 use std::collections::{BTreeSet, VecDeque};
@@ -60,6 +61,21 @@ pub(super) struct Slot {
     pub pinned: bool,
     /// A write to it failed.
     pub failed: bool,
+    /// A round of this use is durable; the first repeats the mark of every log.
+    pub marked: bool,
+    /// Its file could not be made before.
+    pub unmade: bool,
+}
+
+/// Where rounds can go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ways {
+    /// To a slot that is there, now or when its pieces are in segments.
+    Ready,
+    /// To none before a file is made, which is under way.
+    Coming,
+    /// To none: there is no slot, and none could be made.
+    Nowhere,
 }
 
 impl Slot {
@@ -81,8 +97,6 @@ pub(super) struct Slots {
     pub next_number: u64,
     /// The first round of the open slot is due even without pieces.
     pub owes_marks: bool,
-    /// The open slot has a durable round.
-    pub marked: bool,
     /// Uses that were closed, oldest first.
     pub closed: VecDeque<usize>,
     /// Slots that could not be made; tried again when there is space.
@@ -98,9 +112,31 @@ impl Slots {
         self.all.iter().position(|slot| slot.state == state)
     }
 
-    /// Whether pieces can still go anywhere but aside.
-    pub fn usable(&self) -> bool {
-        self.all.is_empty() || self.all.iter().any(|slot| slot.state != SlotState::Aside)
+    /// Where the next rounds can go.
+    pub fn ways(&self) -> Ways {
+        let ready = |slot: &Slot| match slot.state {
+            SlotState::Free | SlotState::Opening | SlotState::Standing | SlotState::Open => true,
+            SlotState::Closed | SlotState::Spilled => {
+                !slot.pinned && !slot.failed && self.is_followed(slot.number)
+            }
+            SlotState::Making | SlotState::Aside => false,
+        };
+        let coming = |slot: &Slot| slot.state == SlotState::Making && !slot.unmade;
+        match () {
+            () if self.all.iter().any(ready) => Ways::Ready,
+            () if self.all.iter().any(coming) => Ways::Coming,
+            () => Ways::Nowhere,
+        }
+    }
+
+    /// Whether a later use has a durable round, so that what the use `number` says of logs is not needed any more.
+    fn is_followed(&self, number: u64) -> bool {
+        self.all.iter().any(|slot| slot.marked && slot.number > number)
+    }
+
+    /// Whether the open slot has a durable round.
+    pub fn is_open_marked(&self) -> bool {
+        self.open().is_some_and(|open| self.all[open].marked)
     }
 
     /// There is none to follow the open one.
@@ -167,6 +203,8 @@ impl Engine {
             syncs_left: 0,
             pinned: false,
             failed: false,
+            marked: false,
+            unmade: false,
         });
         self.start_slot(at);
     }
@@ -189,9 +227,11 @@ impl Engine {
             Ok(files) => {
                 slot.files = Some(files);
                 slot.state = SlotState::Free;
+                slot.unmade = false;
             }
             Err(error) => {
                 slot.state = SlotState::Aside;
+                slot.unmade = true;
                 self.slots.missing.push(index);
                 self.trouble("making a commit slot", error);
             }
@@ -204,7 +244,8 @@ impl Engine {
     pub(super) fn slots_retry(&mut self) {
         let bytes = self.config.slot_bytes;
         while let Some(index) = self.slots.missing.last().copied() {
-            let kept = if self.slots.usable() { self.config.space_low_bytes } else { 0 };
+            let some = self.slots.ways() == Ways::Ready || self.slots.find(SlotState::Making).is_some();
+            let kept = if some { self.config.space_low_bytes } else { 0 };
             if (kept > 0 && !self.space_ok) || !self.space.try_take(bytes, kept) {
                 return;
             }
@@ -229,6 +270,7 @@ impl Engine {
         slot.state = SlotState::Opening;
         slot.epoch = epoch;
         slot.number = number;
+        slot.marked = false;
         let head = SlotHead {
             epoch,
             run: config.run,
@@ -270,7 +312,6 @@ impl Engine {
         slot.syncs.clear();
         slot.dirty = false;
         self.slots.owes_marks = true;
-        self.slots.marked = false;
         self.drop_tombstones();
         self.stand_slot();
         true
@@ -312,11 +353,9 @@ impl Engine {
 
     /// Frees slots whose bytes are all in segments, once a later slot has said where every log stands.
     pub(super) fn free_slots(&mut self) {
-        if !self.slots.marked {
-            return;
-        }
         for index in 0..self.slots.all.len() {
-            if self.slots.all[index].state == SlotState::Spilled {
+            let slot = &self.slots.all[index];
+            if slot.state == SlotState::Spilled && self.slots.is_followed(slot.number) {
                 self.slots.all[index].state = SlotState::Free;
                 self.slots.closed.retain(|closed| *closed != index);
             }

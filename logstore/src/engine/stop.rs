@@ -4,7 +4,7 @@
 //! Not here: what stops claims earlier (`shardcore`).
 
 use super::scripts::Ended;
-use super::slots::SlotState;
+use super::slots::{SlotState, Ways};
 use super::{Engine, Event, LogId};
 use crate::script::Handles;
 
@@ -47,7 +47,9 @@ impl Engine {
                 if !self.slots.all.iter().any(|slot| busy(slot.state)) && !self.is_filling() {
                     self.closing = Closing::LastRound;
                     self.slots.owes_marks = true;
-                    self.slots.marked = false;
+                    if let Some(open) = self.slots.open() {
+                        self.slots.all[open].marked = false;
+                    }
                     self.due.extend(self.logs.keys().copied().take(1));
                     if self.slots.open().is_none() && !self.open_standing() {
                         self.close_files();
@@ -58,7 +60,7 @@ impl Engine {
             }
             Closing::LastRound => {
                 let lost = self.slots.open().is_none() && self.slots.find(SlotState::Standing).is_none();
-                if self.round.is_none() && (self.slots.marked || lost) {
+                if self.round.is_none() && (self.slots.is_open_marked() || lost) {
                     self.close_files();
                 }
             }
@@ -70,7 +72,7 @@ impl Engine {
         let live = |shard: &&super::Shard| shard.log.stopped().is_none();
         let settled = self.logs.values().filter(live).all(|shard| shard.log.is_settled());
         // Without a slot no note will ever be written, and none was answered.
-        let noting = !self.notes.is_empty() && self.slots.usable();
+        let noting = !self.notes.is_empty() && self.slots.ways() != Ways::Nowhere;
         if self.round.is_some() || !settled || noting || self.reads.under_way() > 0 {
             return;
         }

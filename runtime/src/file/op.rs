@@ -102,6 +102,31 @@ pub enum Op {
     Space { volume: VolumeId },
 }
 
+impl Op {
+    /// What it does, in a word for people.
+    #[must_use]
+    pub fn what(&self) -> &'static str {
+        match self {
+            Op::Open { .. } => "open",
+            Op::Close { .. } => "close",
+            Op::Lock { .. } => "lock",
+            Op::Write { .. } => "write",
+            Op::Read { .. } => "read",
+            Op::Sync { .. } => "sync",
+            Op::Presize { .. } => "presize",
+            Op::SetLen { .. } => "set-len",
+            Op::Len { .. } => "length",
+            Op::SyncDir { .. } => "sync-dir",
+            Op::MakeDir { .. } => "make-dir",
+            Op::RemoveDir { .. } => "remove-dir",
+            Op::Rename { .. } => "rename",
+            Op::Unlink { .. } => "unlink",
+            Op::List { .. } => "list",
+            Op::Space { .. } => "free-space",
+        }
+    }
+}
+
 /// What an operation gave.
 #[derive(Debug, Clone)]
 pub enum Outcome {

@@ -156,6 +156,7 @@ impl Settings {
             parked_bytes_per_stream: self.stream_recv_window.get(),
             publish_window: count(self.publish_window),
             publish_queue_wait: Duration::from_millis(self.publish_queue_wait_ms),
+            publish_confirm_wait: Duration::from_millis(self.publish_confirm_wait_ms),
             live_frame_records: count(self.event_batch_max_events),
             live_frame_bytes: self.event_batch_max_bytes.get(),
             subscriber_queue_frames: count(self.subscriber_queue_capacity),

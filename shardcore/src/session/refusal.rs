@@ -129,6 +129,11 @@ impl Refusal {
             Doubt::LogFailed => {
                 (ErrorCode::Storage, "the log of the shard failed: whether it was written is not known")
             }
+            Doubt::Unconfirmed => {
+                let message = "the disk does not answer: whether it was written is not known";
+                let refusal = Refusal::new(ErrorCode::Unacknowledged, message);
+                return Refusal { reason: Some("disk_unanswered"), ..refusal };
+            }
             Doubt::Moved => {
                 (ErrorCode::LeadershipLost, "the shard moved: whether it was written is not known")
             }

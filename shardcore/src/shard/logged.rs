@@ -6,9 +6,11 @@
 
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use felix_logstore::log::{AppendMeta, ClaimError};
 use felix_logstore::record::{Batch, BatchKind};
+use felix_runtime::clock::Tick;
 use felix_wire::client::{Records, RecordsBuilder};
 use felix_wire::id::{CoreId, Generation, Offset};
 
@@ -23,6 +25,9 @@ pub struct Claimed {
     pub token: JobToken,
     pub base: Offset,
     pub records: Records,
+    since: Tick,
+    /// It was answered "not known": what becomes of it nobody waits for.
+    pub given_up: bool,
 }
 
 impl Claimed {
@@ -98,7 +103,7 @@ impl Logged {
         &mut self,
         store: &mut Store,
         (from, job): (CoreId, Job),
-        (generation, unix_ms): (Generation, u64),
+        (generation, unix_ms, now): (Generation, u64, Tick),
     ) -> Taken {
         let token = job.token;
         if self.stopped {
@@ -126,7 +131,8 @@ impl Logged {
         let records = job.records;
         store.note_batch(records.encoded_len());
         self.claimed_bytes += records.encoded_len();
-        self.claimed.push_back(Claimed { to: from, token, base, records });
+        let (to, since, given_up) = (from, now, false);
+        self.claimed.push_back(Claimed { to, token, base, records, since, given_up });
         Taken::Claimed(base)
     }
 
@@ -138,11 +144,21 @@ impl Logged {
         Some(claimed)
     }
 
-    /// The log has failed, or leaves: of what is claimed nobody can say whether it is there.
+    /// What has been claimed for at least `wait` and is not settled: whoever sent it is to be told that its outcome is not known.
+    /// It stays claimed, and is settled when the disk answers.
+    pub fn give_up(&mut self, now: Tick, wait: Duration) -> impl Iterator<Item = (CoreId, JobToken)> {
+        let late = self.claimed.iter_mut().take_while(move |claimed| claimed.since + wait <= now);
+        late.filter(|claimed| !claimed.given_up).map(|claimed| {
+            claimed.given_up = true;
+            (claimed.to, claimed.token)
+        })
+    }
+
+    /// The log has failed, or leaves: of what is claimed nobody can say whether it is there. Gives those who still wait.
     pub fn stop(&mut self) -> impl Iterator<Item = Claimed> + use<> {
         self.stopped = true;
         self.claimed_bytes = 0;
-        std::mem::take(&mut self.claimed).into_iter()
+        std::mem::take(&mut self.claimed).into_iter().filter(|claimed| !claimed.given_up)
     }
 }
 

@@ -124,6 +124,8 @@ pub enum NotWritten {
 pub enum Doubt {
     /// The log failed.
     LogFailed,
+    /// The disk has not confirmed it in time; it may do so later.
+    Unconfirmed,
     /// The shard is led elsewhere, or at a later generation.
     Moved,
 }

@@ -13,8 +13,10 @@ pub mod ring;
 mod tests;
 
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use felix_logstore::record::Batch;
+use felix_runtime::clock::Tick;
 use felix_wire::id::{CoreId, Generation, Offset};
 use smallvec::SmallVec;
 
@@ -79,6 +81,7 @@ pub struct ShardCx<'a> {
     pub store: Option<&'a mut Store>,
     /// Milliseconds since 1970.
     pub unix_ms: u64,
+    pub now: Tick,
     pub out: &'a mut Outputs,
 }
 
@@ -189,7 +192,7 @@ impl Shard {
     fn check_number(&mut self, from: CoreId, job: &Job, cx: &mut ShardCx<'_>) -> Checked {
         let held = (self.start(cx.store.as_deref()), self.ring.end());
         let token = job.token;
-        let what = match self.numbers.check(from, job, held) {
+        let what = match self.numbers.check((from, cx.now), job, held) {
             Numbering::Append(numbered) => return Checked::Append(numbered),
             Numbering::Read(start, end) => {
                 self.read_numbers(start, end, cx);
@@ -232,7 +235,7 @@ impl Shard {
             self.bounce(from, job, cx.out);
             return None;
         };
-        let what = match logged.publish(store, (from, job), (self.generation, cx.unix_ms)) {
+        let what = match logged.publish(store, (from, job), (self.generation, cx.unix_ms, cx.now)) {
             Taken::Claimed(base) => return Some(base),
             Taken::Full(job) => {
                 self.bounce(from, job, cx.out);
@@ -325,6 +328,9 @@ impl Shard {
                 let appended = self.ring.append(claim, claimed.records, Offset(u64::MAX));
                 assert_eq!(appended.base(), claimed.base, "the ring goes on where the log does");
             }
+            if claimed.given_up {
+                continue;
+            }
             let what = ShardOutput::Published { token: claimed.token, base: claimed.base, logged: true };
             let answer = FromShard { shard: self.id, generation: self.generation, what };
             cx.out.push((claimed.to, answer));
@@ -344,6 +350,16 @@ impl Shard {
     /// Its log takes no more: what is claimed is answered "not known".
     pub fn log_stopped(&mut self, out: &mut Outputs) {
         self.end_claims(|token| ShardOutput::Unknown { token, why: Doubt::LogFailed }, out);
+    }
+
+    /// What the disk has not confirmed for `wait` is answered "not known"; it is settled when the disk answers.
+    pub fn give_up_late(&mut self, now: Tick, wait: Duration, out: &mut Outputs) {
+        let (shard, generation) = (self.id, self.generation);
+        let claims = self.logged.iter_mut().flat_map(|logged| logged.give_up(now, wait));
+        for (to, token) in claims.chain(self.numbers.give_up(now, wait)) {
+            let what = ShardOutput::Unknown { token, why: Doubt::Unconfirmed };
+            out.push((to, FromShard { shard, generation, what }));
+        }
     }
 
     /// Nothing that is claimed will be settled: it is answered with `answer`.

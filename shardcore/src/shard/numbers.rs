@@ -6,8 +6,10 @@
 //! Not here: the rules of the numbers (`projection::producer`).
 
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use felix_logstore::record::Batch;
+use felix_runtime::clock::Tick;
 use felix_runtime::planted::{self, Defect};
 use felix_wire::id::{CoreId, Offset, ProducerId};
 
@@ -58,6 +60,7 @@ struct Waiter {
     token: JobToken,
     base: Offset,
     end: Offset,
+    since: Tick,
 }
 
 /// What to do with a publish.
@@ -102,7 +105,12 @@ impl Numbers {
     }
 
     /// Decides a numbered publish of core `from`. `held`: what the shard holds, from its start to its settled end.
-    pub fn check(&mut self, from: CoreId, job: &Job, (start, settled_end): (Offset, Offset)) -> Numbering {
+    pub fn check(
+        &mut self,
+        (from, now): (CoreId, Tick),
+        job: &Job,
+        (start, settled_end): (Offset, Offset),
+    ) -> Numbering {
         let (Some((producer, sequence)), Some(count)) = (job.producer, NonZeroU32::new(job.records.count()))
         else {
             return Numbering::Refused(NotWritten::Number(NumberRefusal::Unknown));
@@ -113,7 +121,7 @@ impl Numbers {
             State::Lost => return Numbering::Refused(NotWritten::Unreadable),
             State::Unread if start == settled_end => {
                 self.state = State::Known(Box::new(ProducerCore::new()));
-                return self.check(from, job, (start, settled_end));
+                return self.check((from, now), job, (start, settled_end));
             }
             State::Unread => {
                 let producers = Box::new(ProducerCore::new());
@@ -134,7 +142,7 @@ impl Numbers {
             Verdict::Append => Numbering::Append(sent),
             Verdict::Duplicate { base, settled: true, .. } => Numbering::Settled(base),
             Verdict::Duplicate { base, end, .. } => {
-                self.waiters.push(Waiter { to: from, token: job.token, base, end });
+                self.waiters.push(Waiter { to: from, token: job.token, base, end, since: now });
                 Numbering::WithFirst
             }
             Verdict::Gap { expected } => {
@@ -209,6 +217,12 @@ impl Numbers {
         }
         let settled = self.waiters.extract_if(.., |waiter| waiter.end <= end);
         settled.map(|waiter| (waiter.to, waiter.token, waiter.base)).collect()
+    }
+
+    /// The second copies that have waited for at least `wait`: their outcome is not known yet.
+    pub fn give_up(&mut self, now: Tick, wait: Duration) -> impl Iterator<Item = (CoreId, JobToken)> {
+        let late = self.waiters.extract_if(.., move |waiter| waiter.since + wait <= now);
+        late.map(|waiter| (waiter.to, waiter.token))
     }
 
     /// All second copies that wait: nobody can say any more whether the first one is there.

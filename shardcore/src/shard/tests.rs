@@ -44,7 +44,7 @@ fn shard(limits: RingLimits) -> Shard {
 
 /// A core without logs.
 fn cx(free_bytes: usize, out: &mut Outputs) -> ShardCx<'_> {
-    ShardCx { free_bytes, store: None, unix_ms: 0, out }
+    ShardCx { free_bytes, store: None, unix_ms: 0, now: Tick::ZERO, out }
 }
 
 /// Publishes one batch of `count` records of 100 bytes as the first of its epoch.

@@ -232,7 +232,7 @@ impl Core {
                 self.quic.handle_datagram(now, remote, local_ip, ecn, data);
             }
             Mail::ToShard(to) => {
-                self.handle_ask(from, to);
+                self.handle_ask(now, from, to);
                 self.route_outputs(now);
             }
             Mail::FromShard(answer) => self.handle_answer(now, answer),
@@ -511,7 +511,7 @@ impl Core {
     /// Sends to the owner of a shard, which may be this core.
     pub(super) fn ask_shard(&mut self, now: Tick, owner: CoreId, to: ToShard) {
         if owner == self.id {
-            self.handle_ask(owner, to);
+            self.handle_ask(now, owner, to);
             self.route_outputs(now);
         } else if let Some(outbox) = self.outbox.get_mut(usize::from(owner.0)) {
             outbox.push_back(Mail::ToShard(to));

@@ -50,7 +50,7 @@ counters! {
     PublishesRefused Counter "publish_refused" "Publishes refused with nothing written.";
     PublishesDropped Counter "publish_dropped" "Unacknowledged publishes refused: nobody was told.";
     PublishesShed Counter "publish_shed" "Unacknowledged publishes of a full shard shed (only with shed on).";
-    PublishesUnknown Counter "publish_unknown" "Publishes whose log failed while they were on their way to the disk.";
+    PublishesUnknown Counter "publish_unknown" "Publishes whose log failed while they were on their way to the disk, or which the disk did not confirm in time.";
     PublishesExpired Counter "publish_expired" "Acked publishes refused because their shard had no room in time.";
     PublishesBounced Counter "publish_bounced" "Publishes that an owner sent back for want of room or after a move.";
     PublishesParked Gauge "broker_ingress_queue_depth" "Publishes that wait for their shard.";
@@ -85,6 +85,8 @@ counters! {
     LogFlushes Counter "log_flushes" "Syncs of logs that acknowledge before they sync.";
     LogRetired Counter "log_segments_retired" "Segments removed by retention or with their stream.";
     LogRetiredBytes Counter "log_segments_retired_bytes" "Bytes of the files of those segments.";
+    LogUnansweredEver Counter "log_disk_slow" "Operations of logs that the disk did not answer within 5 s.";
+    LogUnanswered Gauge "log_disk_unanswered" "Operations of logs that the disk has not answered for at least 5 s.";
     LogTroubles Counter "log_disk_errors" "Writes, syncs and other operations of logs that the disk refused.";
     LogMemoryBytes Gauge "log_waiting_bytes" "Bytes of logs on their way to their segments.";
     LogSettleP50 Gauge "log_settle_p50_microseconds" "Half of the batches settled within this time after their append.";

@@ -131,7 +131,7 @@ impl Core {
             self.ask_shard(now, owner, to);
         } else {
             // The answer is taken here and not by `route_outputs`, which would come back to this lane once per publish.
-            self.handle_ask(owner, to);
+            self.handle_ask(now, owner, to);
             if let Some((_, answer)) = self.shard_out.pop() {
                 self.publish_answer(now, answer);
             }
@@ -147,7 +147,7 @@ impl Core {
     }
 
     /// A request for a shard of this core.
-    pub(super) fn handle_ask(&mut self, from: CoreId, to: ToShard) {
+    pub(super) fn handle_ask(&mut self, now: Tick, from: CoreId, to: ToShard) {
         let ToShard { shard: id, generation, what } = to;
         let shard = self.shards.get_mut(&id).filter(|s| s.generation() == generation);
         let Some(shard) = shard else {
@@ -164,6 +164,7 @@ impl Core {
             free_bytes: self.limits.rings_bytes_max.saturating_sub(self.rings_bytes),
             store: self.store.as_mut(),
             unix_ms: self.unix_ms,
+            now,
             out: &mut self.shard_out,
         };
         match what {

@@ -42,7 +42,7 @@ const LOG_QUANTILES: [(Counter, Quantile); 7] = [
 const FIGURES_EVERY: Duration = Duration::from_millis(250);
 
 /// What engines count, in the order in which it is added up.
-const LOG_FIGURES: [Counter; 22] = [
+const LOG_FIGURES: [Counter; 24] = [
     Counter::LogRounds,
     Counter::LogRoundBytes,
     Counter::LogRoundPieces,
@@ -55,6 +55,8 @@ const LOG_FIGURES: [Counter; 22] = [
     Counter::LogRetired,
     Counter::LogRetiredBytes,
     Counter::LogTroubles,
+    Counter::LogUnansweredEver,
+    Counter::LogUnanswered,
     Counter::LogMemoryBytes,
     Counter::LogCommitBytes,
     Counter::LogCommitUsedBytes,
@@ -239,11 +241,11 @@ impl Core {
     fn take_log_event(&mut self, now: Tick, volume: u16, event: Event) {
         let at = |log: LogId| LogAt { volume, log };
         match event {
-            Event::Settled { log, end } => self.log_settled(at(log), end),
-            Event::Room { log } => self.with_logged(at(log), |shard, _| shard.log_has_room()),
+            Event::Settled { log, end } => self.log_settled(now, at(log), end),
+            Event::Room { log } => self.with_logged(now, at(log), |shard, _| shard.log_has_room()),
             Event::Stopped { log, reason, unknown_from } => {
                 tracing::error!(%reason, %unknown_from, key = %self.key_of(at(log)), "a log stopped: its stream takes no writes until the broker is started again");
-                self.with_logged(at(log), |shard, cx| shard.log_stopped(cx.out));
+                self.with_logged(now, at(log), |shard, cx| shard.log_stopped(cx.out));
             }
             Event::Page { log, read, batches } => {
                 let Some(page_for) = self.store.as_mut().and_then(|store| store.take_read(read)) else {
@@ -255,15 +257,15 @@ impl Core {
                         let what = ShardOutput::Page { reader: Reader::CatchUp(token), page };
                         self.answer_reader(page_for.shard, to, what);
                     }
-                    PageReader::Numbers => self.with_logged(at(log), |shard, cx| {
+                    PageReader::Numbers => self.with_logged(now, at(log), |shard, cx| {
                         shard.numbers_page(&batches, cx);
                     }),
                 }
             }
             Event::StartMoved { log, start } => {
-                self.with_logged(at(log), |shard, _| shard.log_start_moved(start));
+                self.with_logged(now, at(log), |shard, _| shard.log_start_moved(start));
             }
-            Event::ReadFailed { log, read, error } => self.read_failed(at(log), read, &error),
+            Event::ReadFailed { log, read, error } => self.read_failed(now, at(log), read, &error),
             Event::CreateFailed { log, error } => {
                 tracing::error!(%error, "a log could not be made; it is tried again");
                 self.create_failed(now, at(log));
@@ -280,6 +282,10 @@ impl Core {
             Event::Space { writes } => {
                 let core = self.id;
                 self.tell_admin(FromCore::Space { core, volume, writes });
+            }
+            Event::Unanswered { kind, count, oldest } => {
+                let oldest_s = oldest.as_secs();
+                tracing::error!(volume, kind, count, oldest_s, "the disk does not answer");
             }
             Event::DiskTrouble { what, error } => self.disk_trouble(volume, what, error),
             Event::Created { .. } | Event::Closed => {}
@@ -320,7 +326,7 @@ impl Core {
     }
 
     /// Runs `change` on the shard that a log serves.
-    fn with_logged(&mut self, at: LogAt, change: impl FnOnce(&mut Shard, &mut ShardCx<'_>)) {
+    fn with_logged(&mut self, now: Tick, at: LogAt, change: impl FnOnce(&mut Shard, &mut ShardCx<'_>)) {
         let Some(id) = self.store.as_ref().and_then(|store| store.shard_of(at)) else { return };
         let Some(shard) = self.shards.get_mut(&id) else { return };
         let before = shard.ring_bytes();
@@ -328,6 +334,7 @@ impl Core {
             free_bytes: self.limits.rings_bytes_max.saturating_sub(self.rings_bytes),
             store: self.store.as_mut(),
             unix_ms: self.unix_ms,
+            now,
             out: &mut self.shard_out,
         };
         change(shard, &mut cx);
@@ -337,11 +344,11 @@ impl Core {
         }
     }
 
-    fn log_settled(&mut self, at: LogAt, mut end: Offset) {
+    fn log_settled(&mut self, now: Tick, at: LogAt, mut end: Offset) {
         if planted::is(Defect::UnsettledServed) {
             end = self.store.as_ref().and_then(|store| store.log(at)).map_or(end, |log| log.claimed_end());
         }
-        self.with_logged(at, |shard, cx| shard.settled(end, cx));
+        self.with_logged(now, at, |shard, cx| shard.settled(end, cx));
     }
 
     fn answer_reader(&mut self, id: ShardId, to: felix_wire::id::CoreId, what: ShardOutput) {
@@ -350,7 +357,7 @@ impl Core {
         self.shard_out.push((to, FromShard { shard: id, generation: shard.generation(), what }));
     }
 
-    fn read_failed(&mut self, at: LogAt, read: ReadId, error: &ReadError) {
+    fn read_failed(&mut self, now: Tick, at: LogAt, read: ReadId, error: &ReadError) {
         let Some(page_for) = self.store.as_mut().and_then(|store| store.take_read(read)) else { return };
         let why = match error {
             ReadError::TooOld { start } => PageLoss::TooOld(*start),
@@ -367,7 +374,7 @@ impl Core {
             PageReader::Subscription { to, token } => {
                 self.answer_reader(page_for.shard, to, ShardOutput::PageLost { token, why });
             }
-            PageReader::Numbers => self.with_logged(at, |shard, cx| shard.numbers_lost(why, cx)),
+            PageReader::Numbers => self.with_logged(now, at, |shard, cx| shard.numbers_lost(why, cx)),
         }
     }
 
@@ -395,6 +402,7 @@ impl Core {
     /// Retention, when it is due, shards that wait for their log, and what the logs have counted.
     pub(super) fn sweep_store(&mut self, now: Tick) {
         self.open_wanted(now);
+        self.give_up_late(now);
         let Some(store) = &mut self.store else { return };
         if now >= self.next_retain {
             self.next_retain = now + store.settings().retain_every;
@@ -404,6 +412,17 @@ impl Core {
             self.next_log_figures = now + FIGURES_EVERY;
             self.wanted.append(&mut self.unmade);
             self.set_log_figures();
+        }
+    }
+
+    /// Answers the publishes that the disk has not confirmed in time.
+    fn give_up_late(&mut self, now: Tick) {
+        let wait = self.limits.publish_confirm_wait;
+        for shard in self.shards.values_mut().filter(|shard| shard.log().is_some()) {
+            shard.give_up_late(now, wait, &mut self.shard_out);
+        }
+        if !self.shard_out.is_empty() {
+            self.route_outputs(now);
         }
     }
 
@@ -432,6 +451,8 @@ impl Core {
                 counts.retired,
                 counts.retired_bytes,
                 counts.troubles,
+                counts.unanswered,
+                gauges.unanswered as u64,
                 gauges.memory_bytes as u64,
                 gauges.commit_bytes,
                 gauges.commit_used_bytes,

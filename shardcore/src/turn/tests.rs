@@ -133,13 +133,13 @@ impl Node {
     fn pin(&mut self, core: u16, owner: usize, stream: u64) {
         let what = ShardInput::Subscribe { token: SubToken(1), start: Start::Latest, hold: false };
         let to = ToShard { shard: shard(stream), generation: Generation(1), what };
-        self.cores[owner].handle_ask(CoreId(core), to);
+        self.cores[owner].handle_ask(self.now, CoreId(core), to);
         self.cores[owner].shard_out.clear();
     }
 
     fn unpin(&mut self, core: u16, owner: usize, stream: u64) {
         let to = ToShard { shard: shard(stream), generation: Generation(1), what: ShardInput::Unlink };
-        self.cores[owner].handle_ask(CoreId(core), to);
+        self.cores[owner].handle_ask(self.now, CoreId(core), to);
     }
 
     /// Delivers mail and runs turns until nothing moves.

@@ -225,6 +225,7 @@ impl Settings {
         for (name, value, least) in [
             ("auth_timeout_ms", self.auth_timeout_ms, 1),
             ("publish_queue_wait_ms", self.publish_queue_wait_ms, 0),
+            ("publish_confirm_wait_ms", self.publish_confirm_wait_ms, 1_000),
             ("max_idle_timeout_ms", self.max_idle_timeout_ms, 100),
             ("shutdown_drain_timeout_ms", self.shutdown_drain_timeout_ms, 1),
             ("shutdown_predrain_ms", self.shutdown_predrain_ms, 0),

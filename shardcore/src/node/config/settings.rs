@@ -146,6 +146,9 @@ settings! {
 
     /// How long an acknowledged publish may wait for a full shard before it is refused, in milliseconds.
     publish_queue_wait_ms: u64 = 2_000, "FELIX_PUBLISH_QUEUE_WAIT_MS";
+    /// How long a publish may be on its way to a disk that does not answer before it is answered "outcome unknown", in
+    /// milliseconds.
+    publish_confirm_wait_ms: u64 = 60_000, "FELIX_PUBLISH_CONFIRM_WAIT_MS";
     /// Acknowledged publishes a stream may have unanswered.
     publish_window: u64 = 256, "FELIX_BROKER_PUBLISH_WINDOW";
     /// Receive window of one stream, also what it may have parked.

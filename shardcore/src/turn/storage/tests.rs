@@ -1,5 +1,7 @@
 //! Cores with logs over one simulated disk, seen from another core: what it sends and what it is answered.
 
+mod confirm;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
