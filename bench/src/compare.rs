@@ -206,20 +206,25 @@ pub(crate) fn costs(name: &'static str, reports: &[LoadReport]) -> Result<Costs,
     })
 }
 
+/// The costs of two servers and their ratio, as text.
+pub(crate) fn write_costs(f: &mut fmt::Formatter<'_>, both: [(&str, &Costs); 2], ratio: f64) -> fmt::Result {
+    for (name, costs) in both {
+        let rounds: Vec<String> = costs.rounds.iter().map(|cost| format!("{cost:.3}")).collect();
+        writeln!(
+            f,
+            "{name:<7} {:.3} s/GB (rounds {}), {:.0} MB/s, core at least {:.0} % busy{}",
+            costs.median,
+            rounds.join(", "),
+            costs.median_mb_per_s,
+            costs.core_busy_percent_min,
+            if costs.clean { "" } else { ", NOT CLEAN" },
+        )?;
+    }
+    writeln!(f, "ratio   {ratio:.2}")
+}
+
 impl fmt::Display for CompareReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, costs) in [("sink", &self.sink), ("broker", &self.broker)] {
-            let rounds: Vec<String> = costs.rounds.iter().map(|cost| format!("{cost:.3}")).collect();
-            writeln!(
-                f,
-                "{name:<7} {:.3} s/GB (rounds {}), {:.0} MB/s, core at least {:.0} % busy{}",
-                costs.median,
-                rounds.join(", "),
-                costs.median_mb_per_s,
-                costs.core_busy_percent_min,
-                if costs.clean { "" } else { ", NOT CLEAN" },
-            )?;
-        }
-        writeln!(f, "ratio   {:.2}", self.ratio)
+        write_costs(f, [("sink", &self.sink), ("broker", &self.broker)], self.ratio)
     }
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{PeerError, on_cpu};
 use crate::cluster::SinkProcess;
-use crate::compare::{Costs, costs};
+use crate::compare::{Costs, costs, write_costs};
 use crate::load::{self, LoadPlan};
 use crate::machine::{Machine, load_average};
 use crate::measure::LoadReport;
@@ -102,18 +102,6 @@ impl SinksReport {
 
 impl fmt::Display for SinksReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, costs) in [("ours", &self.ours), ("quinn", &self.quinn)] {
-            let rounds: Vec<String> = costs.rounds.iter().map(|cost| format!("{cost:.3}")).collect();
-            writeln!(
-                f,
-                "{name:<7} {:.3} s/GB (rounds {}), {:.0} MB/s, core at least {:.0} % busy{}",
-                costs.median,
-                rounds.join(", "),
-                costs.median_mb_per_s,
-                costs.core_busy_percent_min,
-                if costs.clean { "" } else { ", NOT CLEAN" },
-            )?;
-        }
-        writeln!(f, "ratio   {:.2}", self.ratio)
+        write_costs(f, [("ours", &self.ours), ("quinn", &self.quinn)], self.ratio)
     }
 }

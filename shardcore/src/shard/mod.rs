@@ -282,7 +282,7 @@ impl Shard {
                 None => self.log_has_room(),
             },
             PageLoss::Unreadable => {
-                self.numbers.reading_failed();
+                self.numbers.reading_failed(cx.now);
                 self.log_has_room();
             }
         }

@@ -28,9 +28,14 @@ enum State {
         until: Offset,
     },
     Known(Box<ProducerCore>),
-    /// The log could not be read.
-    Lost,
+    /// The log could not be read; it is tried again from this moment on.
+    Lost {
+        again: Tick,
+    },
 }
+
+/// A log that could not be read is not read again before.
+const READ_AGAIN: Duration = Duration::from_secs(1);
 
 /// Whose batches may be among damaged ones.
 #[derive(Debug)]
@@ -118,12 +123,12 @@ impl Numbers {
         let producers = match &self.state {
             State::Known(producers) => producers,
             State::Reading { .. } => return Numbering::Wait,
-            State::Lost => return Numbering::Refused(NotWritten::Unreadable),
-            State::Unread if start == settled_end => {
+            State::Lost { again } if now < *again => return Numbering::Refused(NotWritten::Unreadable),
+            State::Unread | State::Lost { .. } if start == settled_end => {
                 self.state = State::Known(Box::new(ProducerCore::new()));
                 return self.check((from, now), job, (start, settled_end));
             }
-            State::Unread => {
+            State::Unread | State::Lost { .. } => {
                 let producers = Box::new(ProducerCore::new());
                 self.state = State::Reading { producers, at: start, until: settled_end };
                 return Numbering::Read(start, settled_end);
@@ -193,10 +198,10 @@ impl Numbers {
         self.take_page(&[], next)
     }
 
-    /// The log could not be read: numbered publishes are refused, others go on.
-    pub fn reading_failed(&mut self) {
+    /// The log could not be read: numbered publishes are refused, others go on. After a while it is tried again.
+    pub fn reading_failed(&mut self, now: Tick) {
         if matches!(self.state, State::Reading { .. }) {
-            self.state = State::Lost;
+            self.state = State::Lost { again: now + READ_AGAIN };
         }
     }
 
@@ -228,5 +233,30 @@ impl Numbers {
     /// All second copies that wait: nobody can say any more whether the first one is there.
     pub fn stop(&mut self) -> impl Iterator<Item = (CoreId, JobToken)> + use<> {
         std::mem::take(&mut self.waiters).into_iter().map(|waiter| (waiter.to, waiter.token))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use felix_wire::client::RecordsBuilder;
+    use felix_wire::id::Sequence;
+
+    use super::*;
+
+    #[test]
+    fn a_log_that_could_not_be_read_is_read_again_after_a_while() {
+        let mut records = RecordsBuilder::with_capacity(16);
+        records.push(b"a");
+        let producer = Some((ProducerId(7), Sequence(0)));
+        let job = Job { token: JobToken(1), records: records.finish(), producer };
+        let held = (Offset(0), Offset(9));
+        let mut numbers = Numbers::in_log(Offset(9), OwnIds::new(5, 1));
+        let mut ask = |numbers: &mut Numbers, at| numbers.check((CoreId(0), at), &job, held);
+        assert!(matches!(ask(&mut numbers, Tick::ZERO), Numbering::Read(Offset(0), Offset(9))));
+        numbers.reading_failed(Tick::ZERO);
+        let refused = ask(&mut numbers, Tick::ZERO + READ_AGAIN / 2);
+        assert!(matches!(refused, Numbering::Refused(NotWritten::Unreadable)), "{refused:?}");
+        let again = ask(&mut numbers, Tick::ZERO + READ_AGAIN);
+        assert!(matches!(again, Numbering::Read(Offset(0), Offset(9))), "{again:?}");
     }
 }

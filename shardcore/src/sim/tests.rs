@@ -12,7 +12,7 @@ use super::*;
 use crate::snapshot::{CoreLimits, SlowSubscriber};
 
 /// Durable seeds that every run of the tests takes.
-const DURABLE_SEEDS: u64 = 100;
+const DURABLE_SEEDS: u64 = 300;
 
 /// The number an environment variable holds.
 fn number(name: &str) -> Option<u64> {
@@ -91,7 +91,7 @@ const FOUND_BY: [(Defect, Range<u64>); 9] = [
     (Defect::LastRoundDropped, 10..20),
     (Defect::CeilingIgnored, 0..10),
     (Defect::ProducersForgotten, 0..10),
-    (Defect::UnsettledServed, 0..10),
+    (Defect::UnsettledServed, 0..20),
     (Defect::NamesakeLog, 0..20),
     (Defect::GapUntold, 0..10),
 ];
