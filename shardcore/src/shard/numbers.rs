@@ -251,7 +251,7 @@ mod tests {
         let job = Job { token: JobToken(1), records: records.finish(), producer };
         let held = (Offset(0), Offset(9));
         let mut numbers = Numbers::in_log(Offset(9), OwnIds::new(5, 1));
-        let mut ask = |numbers: &mut Numbers, at| numbers.check((CoreId(0), at), &job, held);
+        let ask = |numbers: &mut Numbers, at| numbers.check((CoreId(0), at), &job, held);
         assert!(matches!(ask(&mut numbers, Tick::ZERO), Numbering::Read(Offset(0), Offset(9))));
         numbers.reading_failed(Tick::ZERO);
         let refused = ask(&mut numbers, Tick::ZERO + READ_AGAIN / 2);
