@@ -27,6 +27,9 @@ const EIO: i32 = 5;
 const READ_BYTES_MAX: usize = 2 << 20;
 
 /// Where scripts hand in operations. Clones are the same desk.
+///
+/// Shared by reference count, because every script keeps its desk while it waits and the engine hands in answers
+/// meanwhile; all are on one thread, and no borrow is held while a script is resumed.
 #[derive(Clone)]
 pub struct Desk {
     inner: Rc<RefCell<Inner>>,
