@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use felix_runtime::executor::{CoreIo, CoreSpec, ExecutorError, spawn_core};
 use felix_runtime::file::{
-    BufPool, Disk, DiskError, DiskPath, Done, FileId, Files, FilesSettings, Op, OpenFlags, OpenMode, Outcome,
+    Disk, DiskError, DiskPath, Done, FileId, Files, FilesSettings, Op, OpenFlags, OpenMode, Outcome,
     SharedBuf, Token, VolumeId,
 };
 use felix_runtime::udp::{BufferSizes, DEFAULT_PINNED_BYTES, ReusePortGroup};
@@ -76,6 +76,8 @@ impl RawRate {
 pub enum RawError {
     #[error("a core for the disk: {0}")]
     Core(#[from] ExecutorError),
+    #[error("a ring for the disk: {0}")]
+    Ring(String),
     #[error("a socket for the core: {0}")]
     Socket(String),
     #[error("{dir}: {why}")]
@@ -179,7 +181,6 @@ impl RawFile {
             cpu: Some(self.cpu),
             spin: Duration::ZERO,
             name: "raw-disk".to_owned(),
-            io_memory_bytes: BufPool::io_memory_bytes(settings.pool_bytes),
             pinned_bytes: DEFAULT_PINNED_BYTES,
             clock: Clock::start(),
             waker: CoreWaker::new(),
@@ -190,17 +191,17 @@ impl RawFile {
 }
 
 async fn run_on<T>(
-    io: CoreIo,
+    mut io: CoreIo,
     settings: FilesSettings,
     dir: PathBuf,
     work: impl AsyncFnOnce(&mut RawCore) -> Result<T, RawError>,
 ) -> Result<T, RawError> {
-    let mut files = Files::new(&io, settings);
-    let opened = files.open_volume(&dir).await;
+    let mut files = Files::new(&mut io, settings).map_err(|error| RawError::Ring(error.to_string()))?;
+    let opened = files.open_volume(&dir);
     let volume = opened.map_err(|error| RawError::Volume { dir, why: error.to_string() })?;
     let mut core = RawCore { io, files, volume };
     let outcome = work(&mut core).await;
-    core.files.close().await;
+    core.files.close();
     outcome
 }
 
@@ -221,8 +222,8 @@ impl RawCore {
             if self.io.now() >= until {
                 return Err(RawError::NoAnswer);
             }
-            self.files.tell(&mut self.io);
-            self.io.wait(Some(until)).await;
+            self.files.hand_over();
+            self.io.wait(Some(until));
         }
     }
 

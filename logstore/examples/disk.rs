@@ -19,8 +19,8 @@ use felix_logstore::retention::Retention;
 use felix_runtime::clock::{Clock, Tick};
 use felix_runtime::executor::{CoreIo, CoreSpec, spawn_core};
 use felix_runtime::file::{
-    BufPool, Disk, DiskPath, FileId, Files, FilesSettings, Op, OpenFlags, OpenMode, Outcome, SharedBuf,
-    Token, VolumeId,
+    Disk, DiskPath, FileId, Files, FilesSettings, Op, OpenFlags, OpenMode, Outcome, SharedBuf, Token,
+    VolumeId,
 };
 use felix_runtime::udp::{BufferSizes, DEFAULT_PINNED_BYTES, ReusePortGroup};
 use felix_runtime::waker::CoreWaker;
@@ -79,8 +79,8 @@ impl Bench {
 
     async fn wait(&mut self, timeout: Option<Tick>) {
         let most = self.now() + Duration::from_secs(20);
-        self.files.tell(&mut self.io);
-        self.io.wait(Some(timeout.map_or(most, |timeout| timeout.min(most)))).await;
+        self.files.hand_over();
+        self.io.wait(Some(timeout.map_or(most, |timeout| timeout.min(most))));
     }
 
     fn turn(&mut self) {
@@ -379,15 +379,15 @@ async fn recover(io: &mut CoreIo, files: &mut Files, volume: VolumeId) -> felix_
         if let Some(result) = driver.recover(files, &mut recovery) {
             return result.expect("an empty volume").run;
         }
-        files.tell(io);
+        files.hand_over();
         let until = io.now() + Duration::from_secs(10);
-        io.wait(Some(until)).await;
+        io.wait(Some(until));
     }
 }
 
 async fn bench(mut io: CoreIo, root: PathBuf, cell: Duration, rounds: usize) {
-    let mut files = Files::new(&io, SETTINGS);
-    let volume = files.open_volume(&root).await.expect("a usable volume");
+    let mut files = Files::new(&mut io, SETTINGS).expect("a ring");
+    let volume = files.open_volume(&root).expect("a usable volume");
     let run = recover(&mut io, &mut files, volume).await;
     let config = EngineConfig::new(volume, CoreId(0), run, [1; 16], 7);
     let engine = Engine::new(config, files.pool().clone(), io.now()).expect("a sound configuration");
@@ -410,11 +410,11 @@ async fn bench(mut io: CoreIo, root: PathBuf, cell: Duration, rounds: usize) {
     while !matches!(bench.engine.poll_event(), Some(Event::Closed)) {
         bench.turn();
         let timeout = bench.engine.next_timeout();
-        bench.files.tell(&mut bench.io);
+        bench.files.hand_over();
         let soon = bench.io.now() + Duration::from_millis(50);
-        bench.io.wait(Some(timeout.map_or(soon, |timeout| timeout.min(soon)))).await;
+        bench.io.wait(Some(timeout.map_or(soon, |timeout| timeout.min(soon))));
     }
-    bench.files.close().await;
+    bench.files.close();
 }
 
 fn main() {
@@ -431,7 +431,6 @@ fn main() {
         cpu: Some(0),
         spin: Duration::ZERO,
         name: "disk".to_owned(),
-        io_memory_bytes: BufPool::io_memory_bytes(SETTINGS.pool_bytes),
         pinned_bytes: DEFAULT_PINNED_BYTES,
         clock: Clock::start(),
         waker: CoreWaker::new(),

@@ -26,11 +26,10 @@ use crate::waker::CoreWaker;
 use wait::Wait;
 pub use wait::Wake;
 
-/// The executor's own preemption is as good as off: it may park with a ready task when it strikes at the wrong moment
-/// (see `wait`). A core's task serves the rings itself, by [`CoreIo::yield_if_needed`].
+/// The executor's own preemption is as good as off: a core has one task, which waits in the kernel by itself.
 const PREEMPT: Duration = Duration::from_secs(60);
-/// How long the executor looks at its rings before it parks: long enough for the pause of `yield_if_needed`.
-const SPIN_BEFORE_PARK: Duration = Duration::from_micros(20);
+/// Registered memory of an executor, which does no disk operations: the least it takes.
+const IO_MEMORY_BYTES: usize = 64 * 1024;
 /// How long a core may take to start before it counts as failed.
 const START_DEADLINE: Duration = Duration::from_secs(20);
 
@@ -45,8 +44,6 @@ pub struct CoreSpec {
     pub spin: Duration,
     /// Start of the thread's name.
     pub name: String,
-    /// Bytes of registered memory for disk operations in flight; counts against the memlock limit.
-    pub io_memory_bytes: usize,
     /// Receive memory that datagrams kept by others may hold, see [`UdpIo::new`].
     pub pinned_bytes: usize,
     /// The process's clock: the same for every core.
@@ -144,12 +141,9 @@ where
     let placement = spec.cpu.map_or(Placement::Unbound, Placement::Fixed);
     let handle = LocalExecutorBuilder::new(placement)
         .name(&format!("{}-{core}", spec.name))
-        .io_memory(spec.io_memory_bytes)
+        .io_memory(IO_MEMORY_BYTES)
         .preempt_timer(PREEMPT)
-        .spin_before_park(SPIN_BEFORE_PARK)
         .spawn(move || async move {
-            // The first timer of an executor comes about 10 ms late; let that be one nobody waits for.
-            glommio::timer::Timer::new(Duration::from_micros(1)).await;
             let io = open(spec, socket)?;
             let _ = started.send(());
             io::Result::Ok(task(io).await)
@@ -170,7 +164,7 @@ where
 
 fn open(spec: CoreSpec, socket: PortSocket) -> io::Result<CoreIo> {
     let udp = UdpIo::new(socket, spec.pinned_bytes);
-    let wait = Wait::new(&udp, spec.spin)?;
+    let wait = Wait::new(spec.spin);
     spec.waker.open_event()?;
     Ok(CoreIo { index: spec.index, udp, clock: spec.clock, waker: spec.waker, wait })
 }

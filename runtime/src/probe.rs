@@ -14,7 +14,7 @@ use crate::udp::BufferSizes;
 pub use facts::Facts;
 use facts::list_cpus;
 
-/// What an executor registers beside its `io_memory`: the rings.
+/// What an executor registers: its rings, and a little memory.
 pub const MEMLOCK_PER_EXECUTOR_BYTES: u64 = 512 * 1024;
 /// Descriptors an executor opens for itself.
 const FILES_PER_EXECUTOR: u64 = 16;
@@ -26,7 +26,6 @@ pub struct Needs {
     pub cores: u16,
     /// The processors they are to be pinned to; empty when they are not.
     pub cpus: Vec<usize>,
-    pub io_memory_bytes: u64,
     /// Descriptors for files, sockets and HTTP beside the executors' own.
     pub open_files: u64,
     pub udp_buffers: BufferSizes,
@@ -93,29 +92,18 @@ fn io_uring(facts: &Facts, _needs: &Needs) -> Option<Finding> {
     finding(Severity::Fatal, format!("io_uring is not available: {error}"), mend)
 }
 
-fn memlock(facts: &Facts, needs: &Needs) -> Option<Finding> {
+fn memlock(facts: &Facts, _needs: &Needs) -> Option<Finding> {
     let limit = facts.memlock_bytes?;
-    if limit < MEMLOCK_PER_EXECUTOR_BYTES {
-        // The executor looks at the limit even where the kernel would not.
-        return finding(
-            Severity::Fatal,
-            format!(
-                "the memlock limit is {limit} bytes, an executor refuses less than {MEMLOCK_PER_EXECUTOR_BYTES}"
-            ),
-            "set `ulimit -l unlimited`, or LimitMEMLOCK=infinity in the unit",
-        );
-    }
-    let wanted = u64::from(needs.cores) * (MEMLOCK_PER_EXECUTOR_BYTES + needs.io_memory_bytes);
-    if facts.cap_ipc_lock || limit >= wanted {
+    if limit >= MEMLOCK_PER_EXECUTOR_BYTES {
         return None;
     }
+    // The executor looks at the limit even where the kernel would not.
     finding(
-        Severity::Warning,
+        Severity::Fatal,
         format!(
-            "the memlock limit is {limit} bytes, {} cores want {wanted}: disk buffers stay unregistered",
-            needs.cores
+            "the memlock limit is {limit} bytes, an executor refuses less than {MEMLOCK_PER_EXECUTOR_BYTES}"
         ),
-        format!("set `ulimit -l {}` (KiB) or more, or give CAP_IPC_LOCK", wanted.div_ceil(1024)),
+        "set `ulimit -l unlimited`, or LimitMEMLOCK=infinity in the unit",
     )
 }
 

@@ -18,7 +18,6 @@ fn spec(index: u16, clock: Clock, waker: &CoreWaker, spin: Duration) -> CoreSpec
         cpu: None,
         spin,
         name: "felix-test".to_owned(),
-        io_memory_bytes: 64 * 1024,
         pinned_bytes: DEFAULT_PINNED_BYTES,
         clock,
         waker: waker.clone(),
@@ -52,7 +51,7 @@ fn a_datagram_ends_the_wait() {
         let (join, address, _) = one_core(spin, |mut io| async move {
             let mut got = Vec::new();
             while got.len() < 10 {
-                assert_eq!(io.wait(Some(io.now() + LONG)).await, Wake::Datagram);
+                assert_eq!(io.wait(Some(io.now() + LONG)), Wake::Datagram);
                 io.udp.recv(usize::MAX, |datagram| got.push(datagram.data)).expect("the socket works");
             }
             got
@@ -73,7 +72,7 @@ fn a_quiet_wait_lasts_until_its_deadline() {
             let mut late = Duration::ZERO;
             for _ in 0..20 {
                 let until = io.now() + Duration::from_millis(2);
-                assert_eq!(io.wait(Some(until)).await, Wake::Deadline);
+                assert_eq!(io.wait(Some(until)), Wake::Deadline);
                 assert!(io.now() >= until, "a wait ended before its deadline");
                 late = late.max(io.now().saturating_since(until));
             }
@@ -89,7 +88,7 @@ fn a_deadline_that_has_passed_ends_the_wait_at_once() {
     let (join, _, _) = one_core(Duration::ZERO, |mut io| async move {
         let started = Instant::now();
         for _ in 0..1_000 {
-            assert_eq!(io.wait(Some(io.now())).await, Wake::Deadline);
+            assert_eq!(io.wait(Some(io.now())), Wake::Deadline);
         }
         started.elapsed()
     });
@@ -102,7 +101,7 @@ fn a_ring_from_another_thread_ends_the_wait() {
         let (heard, mut hearing) = lane_from_core::<()>(1);
         let (join, _, waker) = one_core(spin, move |mut io| async move {
             for _ in 0..1_000 {
-                assert_eq!(io.wait(Some(io.now() + LONG)).await, Wake::Rung);
+                assert_eq!(io.wait(Some(io.now() + LONG)), Wake::Rung);
                 heard.try_send(()).expect("the other side waits for it");
             }
         });
@@ -118,8 +117,8 @@ fn a_ring_from_another_thread_ends_the_wait() {
 fn a_ring_before_the_wait_is_not_lost() {
     let (join, _, _) = one_core(Duration::ZERO, |mut io| async move {
         io.waker().wake();
-        let first = io.wait(Some(io.now() + LONG)).await;
-        let second = io.wait(Some(io.now() + Duration::from_millis(1))).await;
+        let first = io.wait(Some(io.now() + LONG));
+        let second = io.wait(Some(io.now() + Duration::from_millis(1)));
         (first, second)
     });
     assert_eq!(join.join().expect("the core ends"), (Wake::Rung, Wake::Deadline));
@@ -137,7 +136,7 @@ fn an_ordinary_thread_and_a_core_talk_both_ways() {
                 while let Some(question) = asked.try_recv() {
                     answer.try_send(question * 2).expect("the asker reads each answer");
                 }
-                assert_ne!(io.wait(Some(io.now() + LONG)).await, Wake::Deadline);
+                assert_ne!(io.wait(Some(io.now() + LONG)), Wake::Deadline);
             }
         })
         .expect("the core starts");
@@ -218,7 +217,7 @@ async fn ask_everybody(mut io: CoreIo, mut boxes: Mailboxes<Message>, total: u64
         boxes.flush();
         if !progress {
             let before = io.now();
-            let wake = io.wait(Some(io.now() + LONG)).await;
+            let wake = io.wait(Some(io.now() + LONG));
             let waited = io.now().saturating_since(before);
             assert!(wake != Wake::Deadline && waited < LONG / 2, "core {me}: {wake:?} after {waited:?}");
         }
@@ -269,11 +268,7 @@ fn messages_refused_by_a_full_ring_arrive_when_they_are_sent_again() {
                     got += 1;
                 }
                 if got < COUNT {
-                    assert_ne!(
-                        io.wait(Some(io.now() + LONG)).await,
-                        Wake::Deadline,
-                        "a wake-up was lost at {got}"
-                    );
+                    assert_ne!(io.wait(Some(io.now() + LONG)), Wake::Deadline, "a wake-up was lost at {got}");
                 }
             }
             got
@@ -290,7 +285,7 @@ fn messages_refused_by_a_full_ring_arrive_when_they_are_sent_again() {
                 while let Err(Full(back)) = first.try_send(1, message) {
                     message = back;
                     refused += 1;
-                    io.wait(Some(io.now() + Duration::from_micros(20))).await;
+                    io.wait(Some(io.now() + Duration::from_micros(20)));
                 }
             }
             first.flush();
@@ -316,7 +311,7 @@ fn steered_datagrams_wake_the_core_they_name() {
             spawn_core(spec, socket, |mut io| async move {
                 let mut got = Vec::new();
                 while got.len() < 16 {
-                    assert_eq!(io.wait(Some(io.now() + LONG)).await, Wake::Datagram);
+                    assert_eq!(io.wait(Some(io.now() + LONG)), Wake::Datagram);
                     io.udp.recv(usize::MAX, |datagram| got.push(datagram.data[1])).expect("the socket works");
                 }
                 got

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use felix_runtime::clock::Clock;
 use felix_runtime::executor::{CoreIo, CoreSpec, spawn_core};
 use felix_runtime::file::{
-    BLOCK_BYTES, BufPool, Disk, DiskError, DiskPath, Done, EntryKind, FileId, Files, FilesSettings, LockKind,
-    Op, OpenFlags, OpenMode, Outcome, SharedBuf, Token, VolumeId,
+    BLOCK_BYTES, Disk, DiskError, DiskPath, Done, EntryKind, FileId, Files, FilesSettings, LockKind, Op,
+    OpenFlags, OpenMode, Outcome, SharedBuf, Token, VolumeId,
 };
 use felix_runtime::udp::{BufferSizes, DEFAULT_PINNED_BYTES, ReusePortGroup};
 use felix_runtime::waker::CoreWaker;
@@ -61,8 +61,8 @@ impl Asker {
                 return done;
             }
             assert!(self.io.now() < until, "no answer");
-            self.files.tell(&mut self.io);
-            self.io.wait(Some(until)).await;
+            self.files.hand_over();
+            self.io.wait(Some(until));
         }
     }
 
@@ -138,18 +138,17 @@ where
         cpu: None,
         spin: Duration::ZERO,
         name: "test-files".to_owned(),
-        io_memory_bytes: BufPool::io_memory_bytes(settings.pool_bytes),
         pinned_bytes: DEFAULT_PINNED_BYTES,
         clock: Clock::start(),
         waker: CoreWaker::new(),
     };
     let root = dir.0.clone();
     let socket = group.sockets.into_iter().next().expect("one socket");
-    let join = spawn_core(spec, socket, move |io| async move {
-        let mut files = Files::new(&io, settings);
-        let volume = files.open_volume(&root).await.expect("a usable volume");
+    let join = spawn_core(spec, socket, move |mut io| async move {
+        let mut files = Files::new(&mut io, settings).expect("a ring");
+        let volume = files.open_volume(&root).expect("a usable volume");
         let (asker, result) = test(Asker { io, files, volume }).await;
-        asker.files.close().await;
+        asker.files.close();
         result
     });
     join.expect("the core starts").join().expect("the core ends")
@@ -398,8 +397,7 @@ fn a_core_that_never_pauses_sees_completions_in_time() {
                 while turn.elapsed() < Duration::from_micros(30) {
                     std::hint::spin_loop();
                 }
-                core.files.tell(&mut core.io);
-                core.io.yield_if_needed().await;
+                core.files.hand_over();
                 assert!(asked.elapsed() < LONG, "no answer");
             }
             waits.push(asked.elapsed());

@@ -26,8 +26,6 @@ pub use host::Host;
 pub use noise::{CpuNoise, spin};
 pub use path::{Echo, PathProbe, SizeProbe, probe as probe_path};
 
-/// Registered memory that a broker's core asks for beside the rings.
-const IO_MEMORY_BYTES: u64 = 64 << 20;
 const OPEN_FILES: u64 = 4_096;
 /// A CPU that others had for more than this share of a spin is no place to measure.
 const NOISE_PERCENT_MAX: f64 = 2.0;
@@ -105,7 +103,6 @@ impl Preflight {
         let needs = Needs {
             cores: plan.server_cores,
             cpus: plan.cpus.clone(),
-            io_memory_bytes: IO_MEMORY_BYTES,
             open_files: OPEN_FILES,
             udp_buffers: BufferSizes::default(),
             ipv6: plan.address.is_ipv6(),

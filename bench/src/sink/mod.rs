@@ -28,8 +28,6 @@ use crate::target::{Pids, Ready};
 
 pub use serve::SinkCounts;
 
-/// Registered memory of an executor that does no disk work; the broker's.
-const IO_MEMORY_BYTES: usize = 1 << 20;
 /// The broker's: silence that ends a connection, and silence of ours that is broken.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(6);
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
@@ -194,16 +192,7 @@ pub(crate) fn core_spec(
     spin: Duration,
     (clock, waker): (Clock, CoreWaker),
 ) -> CoreSpec {
-    CoreSpec {
-        index: 0,
-        cpu,
-        spin,
-        name: name.to_owned(),
-        io_memory_bytes: IO_MEMORY_BYTES,
-        pinned_bytes: DEFAULT_PINNED_BYTES,
-        clock,
-        waker,
-    }
+    CoreSpec { index: 0, cpu, spin, name: name.to_owned(), pinned_bytes: DEFAULT_PINNED_BYTES, clock, waker }
 }
 
 /// Writes certificate and token into `folder` and describes a server of this process as a ready file does.

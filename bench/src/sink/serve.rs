@@ -87,12 +87,11 @@ pub async fn serve(mut io: CoreIo, quic: Quic, framing: Framing, ending: Arc<Ato
             return server.counts;
         }
         if more || !drained {
-            io.yield_if_needed().await;
             continue;
         }
         // With datagrams left over, the wait comes back soon by itself.
         let until = server.quic.next_timeout();
-        io.wait(until).await;
+        io.wait(until);
     }
 }
 

@@ -14,7 +14,7 @@ use felix_logstore::record::BatchKind;
 use felix_logstore::recovery::{LOCK_WAIT, Recovered, Recovery, RecoveryConfig};
 use felix_runtime::clock::Clock;
 use felix_runtime::executor::{CoreIo, CoreSpec, spawn_core};
-use felix_runtime::file::{BufPool, Files, FilesSettings};
+use felix_runtime::file::{Files, FilesSettings};
 use felix_runtime::sim::DiskImage;
 use felix_runtime::udp::{BufferSizes, DEFAULT_PINNED_BYTES, ReusePortGroup};
 use felix_runtime::waker::CoreWaker;
@@ -99,7 +99,6 @@ pub fn publish(dir: &Path, logs: Vec<Publishing>) {
         cpu: None,
         spin: Duration::ZERO,
         name: "test-inspect".to_owned(),
-        io_memory_bytes: BufPool::io_memory_bytes(SETTINGS.pool_bytes),
         pinned_bytes: DEFAULT_PINNED_BYTES,
         clock: Clock::start(),
         waker: CoreWaker::new(),
@@ -111,8 +110,8 @@ pub fn publish(dir: &Path, logs: Vec<Publishing>) {
 }
 
 async fn write(mut io: CoreIo, root: &Path, logs: &[Publishing]) {
-    let mut files = Files::new(&io, SETTINGS);
-    let volume = files.open_volume(root).await.expect("a usable volume");
+    let mut files = Files::new(&mut io, SETTINGS).expect("a ring");
+    let volume = files.open_volume(root).expect("a usable volume");
     let config = RecoveryConfig {
         volume,
         boot: [1; 16],
@@ -128,8 +127,8 @@ async fn write(mut io: CoreIo, root: &Path, logs: &[Publishing]) {
             break result.expect("the volume can be used");
         }
         assert!(io.now() < until, "recovery does not end");
-        files.tell(&mut io);
-        io.wait(Some(until)).await;
+        files.hand_over();
+        io.wait(Some(until));
     };
     assert!(recovered.refused.is_empty(), "{:?}", recovered.refused);
     let mut config = EngineConfig::new(volume, CoreId(0), recovered.run, [1; 16], 7 * recovered.run.0);
@@ -154,7 +153,7 @@ async fn write(mut io: CoreIo, root: &Path, logs: &[Publishing]) {
     }
     core.engine.close();
     core.until(|event| matches!(event, Event::Closed)).await;
-    core.files.close().await;
+    core.files.close();
 }
 
 struct Core {
@@ -180,8 +179,8 @@ impl Core {
             }
             assert!(self.io.now() < until, "it does not come");
             let timeout = self.engine.next_timeout().map_or(until, |timeout| timeout.min(until));
-            self.files.tell(&mut self.io);
-            self.io.wait(Some(timeout)).await;
+            self.files.hand_over();
+            self.io.wait(Some(timeout));
         }
     }
 

@@ -14,7 +14,7 @@ use felix_logstore::record::BatchKind;
 use felix_logstore::recovery::{LOCK_WAIT, Recovered, Recovery, RecoveryConfig};
 use felix_runtime::clock::Clock;
 use felix_runtime::executor::{CoreIo, CoreSpec, spawn_core};
-use felix_runtime::file::{BufPool, Disk, Done, Files, FilesSettings, Full, Op, Token, VolumeId};
+use felix_runtime::file::{Disk, Done, Files, FilesSettings, Full, Op, Token, VolumeId};
 use felix_runtime::udp::{BufferSizes, DEFAULT_PINNED_BYTES, ReusePortGroup};
 use felix_runtime::waker::CoreWaker;
 use felix_wire::id::{CoreId, Generation, Incarnation};
@@ -98,8 +98,8 @@ impl Core {
                 return result.expect("the volume can be used");
             }
             assert!(self.io.now() < until, "recovery does not end");
-            self.disk.files.tell(&mut self.io);
-            self.io.wait(Some(until)).await;
+            self.disk.files.hand_over();
+            self.io.wait(Some(until));
         }
     }
 
@@ -151,8 +151,8 @@ impl Core {
             }
             assert!(self.io.now() < until, "it does not come");
             let timeout = engine.next_timeout().map_or(until, |timeout| timeout.min(until));
-            self.disk.files.tell(&mut self.io);
-            self.io.wait(Some(timeout)).await;
+            self.disk.files.hand_over();
+            self.io.wait(Some(timeout));
         }
     }
 
@@ -246,20 +246,19 @@ where
         cpu: None,
         spin: Duration::ZERO,
         name: "test-log".to_owned(),
-        io_memory_bytes: BufPool::io_memory_bytes(SETTINGS.pool_bytes),
         pinned_bytes: DEFAULT_PINNED_BYTES,
         clock: Clock::start(),
         waker: CoreWaker::new(),
     };
     let root = root.to_owned();
     let socket = group.sockets.into_iter().next().expect("one socket");
-    let join = spawn_core(spec, socket, move |io| async move {
-        let mut files = Files::new(&io, SETTINGS);
-        let volume = files.open_volume(&root).await.expect("a usable volume");
+    let join = spawn_core(spec, socket, move |mut io| async move {
+        let mut files = Files::new(&mut io, SETTINGS).expect("a ring");
+        let volume = files.open_volume(&root).expect("a usable volume");
         let disk = RealDisk { files, quota: quota_bytes.map(Quota::new) };
         let core = Core { io, disk, volume, driver: Driver::default(), events: VecDeque::new() };
         let core = test(core).await;
-        core.disk.files.close().await;
+        core.disk.files.close();
     });
     join.expect("the core starts").join().expect("the core ends");
 }

@@ -70,7 +70,7 @@ pub fn key(name: u128, incarnation: u64) -> ShardKey {
 }
 
 pub fn pool() -> BufPool {
-    BufPool::heap(128 << 20)
+    BufPool::new(128 << 20)
 }
 
 /// Recovers a volume; `stop_after` operations are answered at most.

@@ -1,9 +1,8 @@
-use std::cell::Cell;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
-use std::time::Instant;
 
-use super::wait::HEARTBEAT;
 use super::*;
+use crate::file::ring::Answering;
 use crate::udp::{BufferSizes, DEFAULT_PINNED_BYTES, ReusePortGroup};
 
 fn core(spin: Duration) -> (CoreSpec, PortSocket) {
@@ -14,7 +13,6 @@ fn core(spin: Duration) -> (CoreSpec, PortSocket) {
         cpu: None,
         spin,
         name: "test-core".to_owned(),
-        io_memory_bytes: 64 * 1024,
         pinned_bytes: DEFAULT_PINNED_BYTES,
         clock: Clock::start(),
         waker: CoreWaker::new(),
@@ -22,57 +20,29 @@ fn core(spin: Duration) -> (CoreSpec, PortSocket) {
     (spec, group.sockets.into_iter().next().expect("one socket"))
 }
 
-#[test]
-fn other_tasks_of_a_busy_core_are_served_while_it_yields_if_needed() {
-    let (spec, socket) = core(Duration::ZERO);
-    let join = spawn_core(spec, socket, |mut io| async move {
-        io.set_disk_in_flight(true);
-        let served = Rc::new(Cell::new(0u32));
-        let count = served.clone();
-        let other = glommio::spawn_local(async move {
-            loop {
-                glommio::timer::Timer::new(Duration::from_micros(50)).await;
-                count.set(count.get() + 1);
-            }
-        })
-        .detach();
-        let started = Instant::now();
-        while started.elapsed() < Duration::from_millis(200) {
-            io.yield_if_needed().await;
-        }
-        other.cancel();
-        served.get()
-    });
-    let served = join.expect("the core starts").join().expect("the core ends");
-    // Every 250 us on an idle machine; a busy one takes the processor away for a while.
-    assert!(served > 50, "a task was served {served} times in 200 ms");
+/// Disks that always have work, and an answer when somebody has sent a byte.
+struct Busy(std::net::UdpSocket);
+
+impl Busy {
+    fn new() -> Busy {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
+        socket.set_nonblocking(true).expect("a socket can");
+        Busy(socket)
+    }
 }
 
-#[test]
-fn a_watch_that_outlives_its_wait_is_not_a_busy_loop() {
-    let (spec, socket) = core(Duration::ZERO);
-    let join = spawn_core(spec, socket, |mut io| async move {
-        io.set_disk_in_flight(true);
-        let to = io.udp.local_addr();
-        let client = std::net::UdpSocket::bind("127.0.0.1:0").expect("a client port");
-        let mut wakes = 0u32;
-        for _ in 0..20u32 {
-            // Ends by the deadline and leaves the watch in place; the datagram then is read without it.
-            io.wait(Some(io.now() + Duration::from_millis(1))).await;
-            client.send_to(b"x", to).expect("sent");
-            while io.udp.recv(usize::MAX, |_| ()).expect("the socket works").datagrams == 0 {}
-            let until = io.now() + Duration::from_millis(5);
-            while io.now() < until {
-                io.wait(Some(until)).await;
-                wakes += 1;
-            }
-        }
-        wakes
-    });
-    let wakes = join.expect("the core starts").join().expect("the core ends");
-    // Each round: the heartbeats of 5 ms, the deadline, and the stale watch once.
-    let heartbeats = Duration::from_millis(5).div_duration_f64(HEARTBEAT) as u32;
-    assert!(wakes <= 20 * (heartbeats + 3), "{wakes} wakes for 20 datagrams");
+impl Answering for Busy {
+    fn has_answers(&self) -> bool {
+        self.0.peek(&mut [0]).is_ok()
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn is_busy(&self) -> bool {
+        true
+    }
 }
 
 #[test]
@@ -80,9 +50,35 @@ fn room_after_a_blocked_send_ends_the_wait() {
     let (spec, socket) = core(Duration::ZERO);
     let join = spawn_core(spec, socket, |mut io| async move {
         io.udp.pretend_blocked();
-        io.wait(None).await
+        io.wait(None)
     });
     assert_eq!(join.expect("the core starts").join().expect("the core ends"), Wake::Writable);
+}
+
+#[test]
+fn an_answer_of_a_disk_ends_the_wait_before_and_while_the_core_sleeps() {
+    let (spec, socket) = core(Duration::from_secs(60));
+    let join = spawn_core(spec, socket, |mut io| async move {
+        let disks = Rc::new(Busy::new());
+        let to = disks.0.local_addr().expect("bound");
+        io.hear(disks.clone());
+        let client = std::net::UdpSocket::bind("127.0.0.1:0").expect("a client port");
+        client.send_to(b"x", to).expect("sent");
+        let first = io.wait(None);
+        let second = io.wait(None);
+        disks.0.recv(&mut [0]).expect("one byte");
+        let later = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            client.send_to(b"x", to).expect("sent");
+        });
+        let third = io.wait(None);
+        later.join().expect("it sent");
+        disks.0.recv(&mut [0]).expect("one byte");
+        let until = io.now() + Duration::from_millis(5);
+        [first, second, third, io.wait(Some(until))]
+    });
+    let wakes = join.expect("the core starts").join().expect("the core ends");
+    assert_eq!(wakes, [Wake::Answer, Wake::Answer, Wake::Answer, Wake::Deadline]);
 }
 
 #[test]
@@ -91,11 +87,11 @@ fn a_wait_beside_disk_operations_hears_every_ring() {
     let bell = spec.waker.clone();
     let (heard, mut hearing) = crate::mailbox::lane_from_core::<()>(1);
     let join = spawn_core(spec, socket, move |mut io| async move {
-        io.set_disk_in_flight(true);
+        io.hear(Rc::new(Busy::new()));
         let mut slowest = Duration::ZERO;
         for _ in 0..5_000 {
             let before = io.now();
-            while io.wait(None).await != Wake::Rung {}
+            while io.wait(None) != Wake::Rung {}
             slowest = slowest.max(io.now().saturating_since(before));
             heard.try_send(()).expect("the other side waits for it");
         }
@@ -108,45 +104,4 @@ fn a_wait_beside_disk_operations_hears_every_ring() {
     }
     let slowest = join.join().expect("the core ends");
     assert!(slowest < Duration::from_secs(2), "a ring was heard after {slowest:?}");
-}
-
-#[test]
-fn a_core_may_wait_beside_its_disks_for_ever_without_a_datagram() {
-    let (spec, socket) = core(Duration::ZERO);
-    let join = spawn_core(spec, socket, |mut io| async move {
-        io.set_disk_in_flight(true);
-        // The executor counts the wakers of a task with 15 bits.
-        for _ in 0..40_000 {
-            io.wait(Some(io.now() + Duration::from_micros(1))).await;
-        }
-        let client = std::net::UdpSocket::bind("127.0.0.1:0").expect("a client port");
-        client.send_to(b"x", io.udp.local_addr()).expect("sent");
-        io.wait(None).await
-    });
-    assert_eq!(join.expect("the core starts").join().expect("the core ends"), Wake::Datagram);
-}
-
-#[test]
-fn a_loop_that_only_waits_lets_other_tasks_go_on_beside_a_datagram_nobody_reads() {
-    let (spec, socket) = core(Duration::ZERO);
-    let join = spawn_core(spec, socket, |mut io| async move {
-        io.set_disk_in_flight(true);
-        let client = std::net::UdpSocket::bind("127.0.0.1:0").expect("a client port");
-        client.send_to(b"x", io.udp.local_addr()).expect("sent");
-        let done = Rc::new(Cell::new(false));
-        let end = done.clone();
-        glommio::spawn_local(async move {
-            for _ in 0..10 {
-                glommio::timer::Timer::new(Duration::from_micros(50)).await;
-            }
-            end.set(true);
-        })
-        .detach();
-        let started = Instant::now();
-        while !done.get() && started.elapsed() < Duration::from_secs(10) {
-            io.wait(Some(io.now() + Duration::from_millis(100))).await;
-        }
-        done.get()
-    });
-    assert!(join.expect("the core starts").join().expect("the core ends"), "a task was never served");
 }

@@ -26,9 +26,6 @@ pub enum DiskError {
     /// The file system does not do direct I/O.
     #[error("the file system refuses direct I/O")]
     DirectRefused,
-    /// The device polls for completions, which would keep the core busy during each write.
-    #[error("the device completes by polling only")]
-    Polled,
     /// Place or length is not a whole number of blocks, or the length is nothing.
     #[error("not whole blocks")]
     Misaligned,
@@ -54,7 +51,8 @@ impl DiskError {
         DiskError::from_errno(error.raw_os_error().unwrap_or(libc::EIO))
     }
 
-    fn from_errno(errno: i32) -> DiskError {
+    /// As [`DiskError::from_io`].
+    pub(super) fn from_errno(errno: i32) -> DiskError {
         match errno {
             libc::ENOSPC | libc::EDQUOT => DiskError::NoSpace,
             libc::ENOENT | libc::ENOTDIR => DiskError::Missing,

@@ -16,14 +16,8 @@ fn good() -> (Facts, Needs) {
         cpu_quota: None,
         ipv6: true,
     };
-    let needs = Needs {
-        cores: 4,
-        cpus: vec![0, 1, 2, 3],
-        io_memory_bytes: 10 * MIB,
-        open_files: 1024,
-        udp_buffers: buffers,
-        ipv6: true,
-    };
+    let needs =
+        Needs { cores: 4, cpus: vec![0, 1, 2, 3], open_files: 1024, udp_buffers: buffers, ipv6: true };
     (facts, needs)
 }
 
@@ -62,29 +56,10 @@ fn a_missing_io_uring_is_fatal_and_the_mend_depends_on_why() {
 }
 
 #[test]
-fn a_memlock_limit_executors_refuse_is_fatal_even_with_the_capability() {
-    let found = only(|facts, _| {
-        facts.memlock_bytes = Some(64 * 1024);
-        facts.cap_ipc_lock = true;
-    });
+fn a_memlock_limit_executors_refuse_is_fatal() {
+    let found = only(|facts, _| facts.memlock_bytes = Some(64 * 1024));
     assert_eq!(found.severity, Severity::Fatal);
     assert!(found.what.contains("65536"), "{found}");
-}
-
-#[test]
-fn a_memlock_limit_that_only_costs_speed_is_a_warning_with_the_number_needed() {
-    let found = only(|facts, _| facts.memlock_bytes = Some(8 * MIB));
-    assert_eq!(found.severity, Severity::Warning);
-    // 4 cores x (512 KiB + 10 MiB) = 43008 KiB
-    assert!(found.mend.contains("43008"), "{found}");
-}
-
-#[test]
-fn the_capability_lifts_the_memlock_limit() {
-    let (mut facts, needs) = good();
-    facts.memlock_bytes = Some(8 * MIB);
-    facts.cap_ipc_lock = true;
-    assert_eq!(evaluate(&facts, &needs), []);
 }
 
 #[test]

@@ -374,7 +374,7 @@ impl SimDisk {
             }
             _ => {}
         }
-        Ok(Outcome::Read(room.filled_by(bytes)))
+        Ok(Outcome::Read(room.filled_by(&bytes)))
     }
 
     /// A write that fails: any part of its sectors is stored.

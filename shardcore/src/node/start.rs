@@ -10,7 +10,6 @@ use std::time::Duration;
 use felix_runtime::Clock;
 use felix_runtime::counters::{CounterReader, counters};
 use felix_runtime::executor::CoreJoin;
-use felix_runtime::file::BufPool;
 use felix_runtime::mailbox::{AsyncReceiver, MAILBOX_SLOTS, lane_from_core, lane_to_core, mesh};
 use felix_runtime::probe::{Facts, Needs, Severity, evaluate};
 use felix_runtime::udp::{BufferSizes, ReusePortGroup};
@@ -28,8 +27,6 @@ use crate::turn::{CoreArgs, CoreStorage, run_core};
 
 /// Slots of the lane from each core to the admin thread: requests for keys beyond it are made again by the core.
 const FROM_CORE_SLOTS: u32 = 256;
-/// Registered memory of an executor, for the probe.
-const IO_MEMORY_BYTES: u64 = 1 << 20;
 /// Descriptors beside the executors': sockets, HTTP, watches.
 const OPEN_FILES: u64 = 256;
 
@@ -57,7 +54,6 @@ impl Machine {
         let needs = Needs {
             cores: u16::try_from(cpus.len()).unwrap_or(u16::MAX),
             cpus: if settings.pin { cpus.clone() } else { Vec::new() },
-            io_memory_bytes: IO_MEMORY_BYTES + pool_bytes(settings),
             open_files: OPEN_FILES,
             udp_buffers: buffers(settings),
             ipv6: settings.quic_bind.is_ipv6(),
@@ -91,12 +87,6 @@ impl Machine {
         tracing::debug!(steering = ?group.steering, dual_stack = group.dual_stack, granted = ?group.granted, "bound");
         Ok(group)
     }
-}
-
-/// Registered memory of each core for its disks.
-fn pool_bytes(settings: &Settings) -> u64 {
-    let pool = BufPool::io_memory_bytes(settings.files_settings().pool_bytes);
-    if settings.storage_dirs().is_empty() { 0 } else { pool as u64 }
 }
 
 fn buffers(settings: &Settings) -> BufferSizes {

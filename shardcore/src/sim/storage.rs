@@ -95,7 +95,7 @@ impl Storage {
             boots: 1,
             cores,
             entropy: 0,
-            pool: BufPool::heap(POOL_BYTES),
+            pool: BufPool::new(POOL_BYTES),
             errors: false,
             small: false,
             fails: false,
@@ -136,7 +136,7 @@ impl Storage {
 
     /// Memory of a core for its disks.
     pub fn pool() -> BufPool {
-        BufPool::heap(POOL_BYTES)
+        BufPool::new(POOL_BYTES)
     }
 
     /// A process begins to look at the volumes.

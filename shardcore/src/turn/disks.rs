@@ -38,13 +38,6 @@ pub struct CoreStorage {
     pub entropy: u64,
 }
 
-impl CoreStorage {
-    /// Memory the core's executor needs for it.
-    pub fn io_memory_bytes(&self) -> usize {
-        BufPool::io_memory_bytes(self.files.pool_bytes)
-    }
-}
-
 /// What the first core found, or why the volumes cannot be used.
 pub type RecoveryOutcome = Result<Vec<RecoveredVolume>, String>;
 
@@ -60,19 +53,20 @@ impl Disks {
     /// Opens the volumes. The first core recovers them too.
     ///
     /// # Errors
-    /// The volume that cannot be used for direct I/O.
-    pub async fn open(
+    /// The volume that cannot be used for direct I/O, or that there is no ring.
+    pub fn open(
         storage: CoreStorage,
         core: CoreId,
         io: &mut CoreIo,
     ) -> Result<(Disks, Option<RecoveryOutcome>), String> {
-        let mut files = Files::new(io, storage.files);
+        let files = Files::new(io, storage.files);
+        let mut files = files.map_err(|error| format!("no ring for the disks: {error}"))?;
         for root in &storage.roots {
-            let opened = files.open_volume(root).await;
+            let opened = files.open_volume(root);
             opened.map_err(|error| format!("{}: {error}", root.display()))?;
         }
         let recovered = match core {
-            CoreId(0) => Some(recover_all(&storage, &mut files, io).await),
+            CoreId(0) => Some(recover_all(&storage, &mut files, io)),
             _ => None,
         };
         Ok((Disks { core, files, settings: storage.settings, held: None }, recovered))
@@ -102,7 +96,7 @@ impl Disks {
     }
 
     /// Starts what the core asks for, as far as there is room. True when it asked.
-    pub fn ask(&mut self, core: &mut Core, io: &mut CoreIo) -> bool {
+    pub fn ask(&mut self, core: &mut Core) -> bool {
         let mut any = false;
         while let Some((token, op)) = self.held.take().or_else(|| core.poll_disk()) {
             any = true;
@@ -111,26 +105,25 @@ impl Disks {
                 break;
             }
         }
-        self.files.tell(io);
+        self.files.hand_over();
         any
     }
 
     /// Waits for what is in flight and closes every file.
-    pub async fn close(self) {
-        self.files.close().await;
+    pub fn close(self) {
+        self.files.close();
     }
 }
 
 /// Waits while nobody is served. Datagrams are dropped: one that is left in the socket would end every wait at once, and
-/// the core would never come to look after its disks.
-pub(super) async fn wait_unserved(io: &mut CoreIo, until: Tick) {
+/// the core would do nothing else.
+pub(super) fn wait_unserved(io: &mut CoreIo, until: Tick) {
     // An error of the socket is found by the core's own loop.
     let _ = io.udp.recv(DROP_BYTES, |_| {});
-    io.yield_if_needed().await;
-    io.wait(Some(until)).await;
+    io.wait(Some(until));
 }
 
-async fn recover_all(storage: &CoreStorage, files: &mut Files, io: &mut CoreIo) -> RecoveryOutcome {
+fn recover_all(storage: &CoreStorage, files: &mut Files, io: &mut CoreIo) -> RecoveryOutcome {
     failpoint::enter(Phase::Recovery);
     let mut volumes = Vec::with_capacity(storage.roots.len());
     for (index, root) in (0..).zip(&storage.roots) {
@@ -141,8 +134,8 @@ async fn recover_all(storage: &CoreStorage, files: &mut Files, io: &mut CoreIo) 
             if let Some(result) = driver.recover(files, &mut recovery) {
                 break result.map_err(|error| format!("{}: {error}", root.display()))?;
             }
-            files.tell(io);
-            wait_unserved(io, io.now() + LOOK_AGAIN).await;
+            files.hand_over();
+            wait_unserved(io, io.now() + LOOK_AGAIN);
         };
         let took = io.now().saturating_since(began);
         tracing::info!(

@@ -27,8 +27,6 @@ const MAIL_BATCH: usize = 1_024;
 const TRANSMITS: usize = 64;
 /// How long logs may take to write down what has to be when the core ends.
 const CLOSE_MAX: Duration = Duration::from_secs(10);
-/// Registered memory of an executor that does no disk work.
-const IO_MEMORY_BYTES: usize = 1 << 20;
 /// With messages that found no room, the mailbox is tried again this often.
 const MAIL_RETRY: Duration = Duration::from_micros(200);
 
@@ -75,7 +73,6 @@ pub fn run_core(args: CoreArgs) -> Result<CoreJoin<()>, CoreStart> {
         cpu: args.cpu,
         spin: args.spin,
         name: "felix-core".to_owned(),
-        io_memory_bytes: args.storage.as_ref().map_or(IO_MEMORY_BYTES, CoreStorage::io_memory_bytes),
         pinned_bytes: DEFAULT_PINNED_BYTES,
         clock: args.clock,
         waker: args.waker,
@@ -102,7 +99,7 @@ pub fn run_core(args: CoreArgs) -> Result<CoreJoin<()>, CoreStart> {
         let mut io = io;
         let mut disks = None;
         if let Some(storage) = storage {
-            match Disks::open(storage, core, &mut io).await {
+            match Disks::open(storage, core, &mut io) {
                 Ok((open, recovered)) => {
                     disks = Some(open);
                     if let Some(recovered) = recovered {
@@ -113,7 +110,7 @@ pub fn run_core(args: CoreArgs) -> Result<CoreJoin<()>, CoreStart> {
             }
         }
         links.tell(FromCore::Ready { core, addr });
-        run(Core::new(parts), io, links, disks).await;
+        run(Core::new(parts), io, links, disks);
     })?)
 }
 
@@ -180,7 +177,7 @@ impl Links {
     }
 }
 
-async fn run(mut core: Core, mut io: CoreIo, mut links: Links, mut disks: Option<Disks>) {
+fn run(mut core: Core, mut io: CoreIo, mut links: Links, mut disks: Option<Disks>) {
     let mut batch = Transmits::new(TRANSMITS);
     loop {
         let now = io.now();
@@ -195,10 +192,9 @@ async fn run(mut core: Core, mut io: CoreIo, mut links: Links, mut disks: Option
         links.send(&mut core);
         if !goes_on {
             transmit(&mut core, &mut io, &mut batch);
-            return close(core, io, disks).await;
+            return close(core, io, disks);
         }
         if more || !drained {
-            io.yield_if_needed().await;
             continue;
         }
         let mut until = core.next_timeout();
@@ -206,7 +202,7 @@ async fn run(mut core: Core, mut io: CoreIo, mut links: Links, mut disks: Option
             let retry = io.now() + MAIL_RETRY;
             until = Some(until.map_or(retry, |at| at.min(retry)));
         }
-        io.wait(until).await;
+        io.wait(until);
     }
 }
 
@@ -219,12 +215,12 @@ fn turn(core: &mut Core, io: &mut CoreIo, disks: &mut Option<Disks>) -> bool {
         // What became durable is settled, and nobody has been told.
         failpoint::hit("settled");
     }
-    let asked = disks.as_mut().is_some_and(|disks| disks.ask(core, io));
+    let asked = disks.as_mut().is_some_and(|disks| disks.ask(core));
     more || answered && asked
 }
 
 /// The logs are closed, then the files.
-async fn close(mut core: Core, mut io: CoreIo, mut disks: Option<Disks>) {
+fn close(mut core: Core, mut io: CoreIo, mut disks: Option<Disks>) {
     failpoint::enter(Phase::Stop);
     core.close_store();
     let until = io.now() + CLOSE_MAX;
@@ -234,13 +230,13 @@ async fn close(mut core: Core, mut io: CoreIo, mut disks: Option<Disks>) {
             break;
         }
         let timeout = core.next_timeout().map_or(until, |at| at.min(until));
-        wait_unserved(&mut io, timeout).await;
+        wait_unserved(&mut io, timeout);
     }
     if !core.is_store_closed() {
         tracing::error!("the logs were not closed in time; the next start looks at what is there");
     }
     if let Some(disks) = disks {
-        disks.close().await;
+        disks.close();
     }
 }
 

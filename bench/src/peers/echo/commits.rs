@@ -37,13 +37,13 @@ impl Commits {
     ///
     /// # Errors
     /// It is not there, or the folder is not good for direct I/O.
-    pub async fn open(io: &mut CoreIo, dir: &Path) -> Result<Commits, EchoError> {
+    pub fn open(io: &mut CoreIo, dir: &Path) -> Result<Commits, EchoError> {
         // One more than the writes, for opening.
         let settings = FilesSettings { ops_max: WRITES_MAX + 1, pool_bytes: POOL_BYTES };
-        let mut files = Files::new(io, settings);
+        let files = Files::new(io, settings);
+        let mut files = files.map_err(|_| EchoError::Memory("no ring for the disk"))?;
         let volume = files
             .open_volume(dir)
-            .await
             .map_err(|error| EchoError::Volume { dir: dir.to_owned(), why: error.to_string() })?;
         let path = DiskPath::new(volume, FILE).map_err(|_| EchoError::Memory("not a file name"))?;
         let mut block =
@@ -55,8 +55,8 @@ impl Commits {
             if let Some(done) = files.poll_done() {
                 break done;
             }
-            files.tell(io);
-            io.wait(None).await;
+            files.hand_over();
+            io.wait(None);
         };
         match done.result.map_err(|error| EchoError::Disk { what: "opening", error })? {
             Outcome::Opened { file, .. } => {
@@ -98,13 +98,13 @@ impl Commits {
     }
 
     /// Before the core waits.
-    pub fn tell(&mut self, io: &mut CoreIo) {
-        self.files.tell(io);
+    pub fn hand_over(&mut self) {
+        self.files.hand_over();
     }
 
     /// Waits for what is under way.
-    pub async fn close(self) {
-        self.files.close().await;
+    pub fn close(self) {
+        self.files.close();
     }
 }
 

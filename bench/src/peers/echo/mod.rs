@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use felix_runtime::executor::{CoreJoin, CoreSpec, ExecutorError, spawn_core};
-use felix_runtime::file::{BufPool, DiskError};
+use felix_runtime::executor::{CoreJoin, ExecutorError, spawn_core};
+use felix_runtime::file::DiskError;
 use felix_runtime::quic::{Quic, QuicError};
 use felix_runtime::udp::{BindError, BufferSizes, ReusePortGroup};
 use felix_runtime::waker::CoreWaker;
@@ -109,10 +109,7 @@ impl Echo {
         let clock = Clock::start();
         let waker = CoreWaker::new();
         let quic = Quic::new(sink::settings(options.mtu), Some(tls), clock.instant(Tick::ZERO))?;
-        let mut spec = sink::core_spec("felix-echo", options.cpu, options.spin, (clock, waker.clone()));
-        if options.commit_dir.is_some() {
-            spec = CoreSpec { io_memory_bytes: BufPool::io_memory_bytes(commits::POOL_BYTES), ..spec };
-        }
+        let spec = sink::core_spec("felix-echo", options.cpu, options.spin, (clock, waker.clone()));
         let ending = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&ending);
         let dir = options.commit_dir.clone();

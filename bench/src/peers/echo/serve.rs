@@ -100,7 +100,7 @@ pub async fn serve(
     ending: Arc<AtomicBool>,
 ) -> Result<EchoCounts, EchoError> {
     let commits = match dir {
-        Some(dir) => Some(Commits::open(&mut io, &dir).await?),
+        Some(dir) => Some(Commits::open(&mut io, &dir)?),
         None => None,
     };
     let mut server = Server {
@@ -127,19 +127,18 @@ pub async fn serve(
         transmit(&mut server.quic, &mut io, &mut batch);
         if ends {
             if let Some(commits) = server.commits {
-                commits.close().await;
+                commits.close();
             }
             return Ok(server.counts);
         }
         if let Some(commits) = &mut server.commits {
-            commits.tell(&mut io);
+            commits.hand_over();
         }
         if !drained {
-            io.yield_if_needed().await;
             continue;
         }
         let until = server.quic.next_timeout();
-        io.wait(until).await;
+        io.wait(until);
     }
 }
 

@@ -25,7 +25,7 @@ fn root() -> DiskPath {
 }
 
 fn blocks(fill: u8, count: usize) -> SharedBuf {
-    let mut buf = BufPool::heap(usize::MAX).take(count * BLOCK_BYTES).expect("no bound");
+    let mut buf = BufPool::new(usize::MAX).take(count * BLOCK_BYTES).expect("no bound");
     buf.push_zeros(count * BLOCK_BYTES).fill(fill);
     buf.freeze()
 }
@@ -69,7 +69,7 @@ fn create(disk: &mut SimDisk, name: &str) -> FileId {
 }
 
 fn read(disk: &mut SimDisk, file: FileId, at: u64, max: usize) -> Result<Vec<u8>, DiskError> {
-    let room = BufPool::heap(usize::MAX).read_room(max).expect("no bound");
+    let room = BufPool::new(usize::MAX).read_room(max).expect("no bound");
     run(disk, Op::Read { file, at, room }).map(|outcome| match outcome {
         Outcome::Read(bytes) => bytes.to_vec(),
         other => panic!("{other:?}"),

@@ -79,7 +79,7 @@ impl World {
     /// `boot`: the machine's starts.
     fn over(mut disk: SimDisk, policy: Fsync, boot: u8) -> (World, Vec<LogState>) {
         let (run, logs) = recover(&mut disk, boot);
-        let pool = BufPool::heap(96 << 20);
+        let pool = BufPool::new(96 << 20);
         let limits = Arc::new(CoreLimits { ring_bytes_max: 64 << 10, ..CoreLimits::default() });
         let now = disk.now();
         let reservations = Reservations::default();
@@ -328,7 +328,7 @@ fn recover(disk: &mut SimDisk, boot: u8) -> (Run, Vec<LogState>) {
         first_token: 0,
         lock_wait: LOCK_WAIT,
     };
-    let mut recovery = Recovery::new(config, BufPool::heap(32 << 20));
+    let mut recovery = Recovery::new(config, BufPool::new(32 << 20));
     let mut driver = Driver::default();
     loop {
         if let Some(result) = driver.recover(disk, &mut recovery) {
