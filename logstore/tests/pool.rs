@@ -9,7 +9,9 @@ use std::time::Duration;
 use felix_logstore::engine::LogId;
 use felix_logstore::id::Fsync;
 use felix_logstore::log::LogConfig;
+use felix_logstore::retention::Retention;
 use felix_runtime::sim::{Fault, OpKind};
+use felix_wire::id::Offset;
 use support::*;
 
 const FILE_BYTES: u64 = 4 << 20;
@@ -122,4 +124,35 @@ fn nothing_is_filled_when_the_volume_has_little_space() {
     world.disk.sim().set_volume_bytes(VOLUME, VOLUME_BYTES);
     world.pass(Duration::from_secs(5));
     assert_eq!(world.engine.gauges().pooled, 2, "and by itself when there is more");
+}
+
+#[test]
+fn what_a_growing_log_leaves_behind_does_not_keep_its_large_files_out_of_the_pool() {
+    let mut world = World::start_with(fresh_disk(1), 1, |config| {
+        (config.pool_fill, config.pool_files_max) = (0, 3);
+    });
+    let log = world.create(key(1, 1), Fsync::OnCommit);
+    let retention = Retention { bytes: Some(2 * FILE_BYTES), ..Retention::default() };
+    world.engine.configure(log, LogConfig { retention, ..large() });
+    // It outgrows its small segments, which are more than the pool holds.
+    grow(&mut world, log, FILE_BYTES);
+    let publish = |world: &mut World, bytes: u64| {
+        for _ in 0..bytes / 60_000 {
+            world.publish(log, &[vec![1; 60_000]]);
+            world.settle(log);
+            world.engine.retain(log, 0, Offset(u64::MAX));
+            world.pass(Duration::from_millis(1));
+        }
+    };
+    publish(&mut world, 6 * FILE_BYTES);
+    let new = Rc::new(Cell::new(0));
+    let counted = new.clone();
+    world.disk.sim().choose_faults(move |asked| {
+        counted.set(counted.get() + u32::from(matches!(asked.kind, OpKind::Presize | OpKind::Unlink)));
+        None
+    });
+    let retired = world.engine.counts().retired;
+    publish(&mut world, 6 * FILE_BYTES);
+    assert!(world.engine.counts().retired >= retired + 4, "it rolls and retires");
+    assert_eq!(new.get(), 0, "every segment was one before");
 }

@@ -85,6 +85,13 @@ impl Pool {
         Some(self.files.swap_remove(at))
     }
 
+    /// Makes room for a file of that size in a full pool by giving up the smallest, if that is smaller: what small logs left
+    /// behind as they grew is of no use to large ones, and must not be what the pool is full of.
+    fn give_up_smaller(&mut self, size_bytes: u64) -> Option<DiskPath> {
+        let (at, (smallest, _)) = self.files.iter().enumerate().min_by_key(|(_, (size, _))| *size)?;
+        (*smallest < size_bytes).then(|| self.files.swap_remove(at).1)
+    }
+
     /// The volume is asked how much is free. True when its answer counts what was removed.
     pub fn asked(&self) -> bool {
         self.emptied
@@ -124,7 +131,10 @@ impl Engine {
         // full others want the space more.
         // Logs that are written evenly come to their next segments at the same time, and retire one each.
         let most = self.config.pool_files_max.max(self.logs.len());
-        let pooled = !read && self.is_roomy() && self.pool.files.len() + self.pool.coming < most;
+        let useful = !read && self.is_roomy();
+        let full = self.pool.files.len() + self.pool.coming >= most;
+        let given_up = if useful && full { self.pool.give_up_smaller(sealed.size_bytes) } else { None };
+        let pooled = useful && (!full || given_up.is_some());
         let to = self.next_pooled();
         let (desk, size_bytes) = (self.desk.clone(), sealed.size_bytes);
         self.pool.coming += usize::from(pooled);
@@ -135,6 +145,9 @@ impl Engine {
             }
             if let Some(handles) = handles {
                 desk.close_both(handles).await;
+            }
+            if let Some(path) = given_up {
+                let _ = desk.unlink(path).await;
             }
             if pooled {
                 let result = scripts::pool_segment(&desk, from, to.clone()).await;
