@@ -79,6 +79,8 @@ struct Shard {
     /// A change that waits until nothing of the log is in flight.
     change: Option<changes::Change>,
     told_stopped: bool,
+    /// A segment it gave up, for its next one.
+    kept: pool::Kept,
     /// The recovery slot or another core's slots may name it, so its end must be remembered.
     known_elsewhere: bool,
 }
@@ -253,6 +255,7 @@ impl Engine {
             flushing: false,
             change: None,
             told_stopped: false,
+            kept: pool::Kept::None,
             known_elsewhere,
         };
         self.logs.insert(id, shard);
@@ -455,11 +458,12 @@ impl Engine {
     #[must_use]
     pub fn gauges(&self) -> Gauges {
         let slots = self.slots.gauges();
+        let kept = || self.logs.values().filter_map(|shard| shard.kept.bytes());
         Gauges {
             logs: self.logs.len(),
             memory_bytes: self.memory_bytes,
-            pooled: self.pool.len(),
-            pool_bytes: self.pool.bytes(),
+            pooled: self.pool.len() + kept().count(),
+            pool_bytes: self.pool.bytes() + kept().sum::<u64>(),
             reads: self.reads.under_way(),
             unanswered: self.waits.count(self.now),
             commit_bytes: slots.slots as u64 * self.config.slot_bytes,
@@ -544,6 +548,7 @@ impl Engine {
             Ended::FillWritten { result } => self.fill_written(result, now),
             Ended::Filled { path, size_bytes, result } => self.filled(path, size_bytes, result),
             Ended::Pooled { path, size_bytes, result } => self.pooled(path, size_bytes, result),
+            Ended::Kept { log, path, size_bytes } => self.kept(log, path, size_bytes),
             Ended::Removed { key, result } => self.log_removed(key, result),
             Ended::LogClosed { log, machine } => self.events.push_back(Event::Released { log, machine }),
             Ended::Tidied => {}

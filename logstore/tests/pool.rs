@@ -10,7 +10,7 @@ use felix_logstore::engine::LogId;
 use felix_logstore::id::Fsync;
 use felix_logstore::log::LogConfig;
 use felix_logstore::retention::Retention;
-use felix_runtime::sim::{Fault, OpKind};
+use felix_runtime::sim::{Fault, OpKind, SimRng};
 use felix_wire::id::Offset;
 use support::*;
 
@@ -155,4 +155,53 @@ fn what_a_growing_log_leaves_behind_does_not_keep_its_large_files_out_of_the_poo
     publish(&mut world, 6 * FILE_BYTES);
     assert!(world.engine.counts().retired >= retired + 4, "it rolls and retires");
     assert_eq!(new.get(), 0, "every segment was one before");
+}
+
+#[test]
+fn a_log_of_full_size_writes_into_what_it_gave_up_with_one_change_of_name() {
+    let mut world = World::start_with(fresh_disk(1), 1, |config| config.pool_fill = 0);
+    let name = key(1, 1);
+    let log = world.create(name, Fsync::OnCommit);
+    let retention = Retention { bytes: Some(2 * FILE_BYTES), ..Retention::default() };
+    world.engine.configure(log, LogConfig { retention, ..large() });
+    let publish = |world: &mut World, log: LogId| {
+        for _ in 0..6 * FILE_BYTES / 60_000 {
+            world.publish(log, &[vec![1; 60_000]]);
+            world.settle(log);
+            world.engine.retain(log, 0, Offset(u64::MAX));
+            world.pass(Duration::from_millis(1));
+        }
+    };
+    grow(&mut world, log, FILE_BYTES);
+    publish(&mut world, log);
+    let (names, syncs) = (Rc::new(RefCell::new(Vec::new())), Rc::new(Cell::new(0)));
+    let (seen, counted) = (names.clone(), syncs.clone());
+    world.disk.sim().choose_faults(move |asked| {
+        match asked.kind {
+            OpKind::Rename => seen.borrow_mut().extend(asked.path.map(ToString::to_string)),
+            OpKind::SyncDir => counted.set(counted.get() + 1),
+            _ => {}
+        }
+        None
+    });
+    let before = world.engine.counts().retired;
+    publish(&mut world, log);
+    let retired = (world.engine.counts().retired - before) as usize;
+    let renamed = names.borrow().clone();
+    assert!(retired >= 4 && renamed.len().abs_diff(retired) <= 1, "{retired} and {renamed:?}");
+    assert!(renamed.iter().all(|path| path.contains("shards/")), "{renamed:?}");
+    assert!(syncs.get() <= retired + 1, "{} syncs of directories for {retired} segments", syncs.get());
+    // What is kept is below the start for the next life too, and goes with the log.
+    let start = world.engine.log(log).expect("there").start();
+    let records = world.read_log(log).expect("readable").len();
+    world.disk.sim().crash(&mut SimRng::new(4));
+    let mut world = World::start(world.disk, 1);
+    let log = world.engine.find(name).expect("there");
+    assert_eq!(world.engine.log(log).expect("there").start(), start);
+    assert_eq!(world.read_log(log).expect("readable").len(), records);
+    world.pass(Duration::from_secs(1));
+    world.engine.delete(log);
+    world.pass(Duration::from_secs(1));
+    let files = world.disk.sim().image().files();
+    assert!(files.iter().all(|(path, _)| !path.as_str().starts_with("shards/")), "{files:?}");
 }

@@ -324,8 +324,8 @@ impl Engine {
         self.forget_log(log, key, &shard.log);
         let handles = shard.log.handles();
         let bare = shard.log.seal_for_move();
-        let paths: Vec<DiskPath> =
-            bare.iter().map(|open| names::segment(self.config.volume, key, open.seq)).collect();
+        let bare = bare.iter().map(|open| names::segment(self.config.volume, key, open.seq));
+        let paths: Vec<DiskPath> = bare.chain(shard.kept.take().map(|(_, path)| path)).collect();
         let mut files = Vec::new();
         self.reads.forget_log(log, &mut files);
         let desk = self.desk.clone();

@@ -1,6 +1,6 @@
 //! Segment files that wait for their next use: retired ones, and ones that were written with zeros ahead of time.
 //! Scope: part of [`Engine`].
-//! Owns: the files of the pool, the one that is being filled.
+//! Owns: the files of the pool, the one that is being filled, and what a log of full size keeps for its own next segment.
 //! Invariants: every block of a file of the pool was written before, so writing it again changes neither size nor extents;
 //! filling takes one small write at a time and leaves the disk to rounds and direct writes, but for a small share; a
 //! segment with readers is unlinked, not used again.
@@ -57,6 +57,38 @@ struct Fill {
     /// When the next write is due even if others are in flight.
     next: Tick,
     zeros: Option<SharedBuf>,
+}
+
+/// The last segment that a log gave up. It stays where it is, below the log's start, and becomes the next segment by one
+/// change of its name, where the way through the pool takes two and three directories that have to be synced.
+#[derive(Debug)]
+pub(super) enum Kept {
+    None,
+    /// Its handles are being closed.
+    Coming,
+    /// With its size.
+    There(u64, DiskPath),
+}
+
+impl Kept {
+    /// The file, which is somebody else's from now on.
+    pub fn take(&mut self) -> Option<(u64, DiskPath)> {
+        match std::mem::replace(self, Kept::None) {
+            Kept::There(size_bytes, path) => Some((size_bytes, path)),
+            Kept::Coming => {
+                *self = Kept::Coming;
+                None
+            }
+            Kept::None => None,
+        }
+    }
+
+    pub fn bytes(&self) -> Option<u64> {
+        match self {
+            Kept::There(size_bytes, _) => Some(*size_bytes),
+            Kept::None | Kept::Coming => None,
+        }
+    }
 }
 
 impl Pool {
@@ -117,8 +149,41 @@ impl Engine {
         self.pool.take(size_bytes, need, max)
     }
 
+    /// The file that a log keeps for its next segment, if that is to have `size_bytes`, or up to `max`. One of another size is
+    /// of no use any more.
+    pub(super) fn take_kept(&mut self, log: LogId, size_bytes: u64, max: u64) -> Option<(u64, DiskPath)> {
+        let (kept_bytes, path) = self.logs.get_mut(&log)?.kept.take()?;
+        if (size_bytes..=max.max(size_bytes)).contains(&kept_bytes) {
+            return Some((kept_bytes, path));
+        }
+        self.tidy(path);
+        None
+    }
+
+    /// Removes a file without making that durable: when it is found again it is removed again.
+    fn tidy(&mut self, path: DiskPath) {
+        let desk = self.desk.clone();
+        self.scripts.start(async move {
+            let _ = desk.unlink(path).await;
+            Ended::Tidied
+        });
+    }
+
+    pub(super) fn kept(&mut self, log: LogId, path: DiskPath, size_bytes: u64) {
+        match self.logs.get_mut(&log) {
+            Some(shard) if self.closing == Closing::No => shard.kept = Kept::There(size_bytes, path),
+            Some(shard) => shard.kept = Kept::None,
+            // Deleted meanwhile, with its directory, or gone to another core, which knows nothing of it.
+            None => self.tidy(path),
+        }
+        self.ask_again();
+    }
+
     pub(super) fn retire(&mut self, log: LogId, sealed: &Sealed) {
         let Some(shard) = self.logs.get(&log) else { return };
+        // One that still grows has no use for what it leaves behind.
+        let grown = sealed.size_bytes >= shard.log.config().segment_bytes_max;
+        let keeps = grown && matches!(shard.kept, Kept::None) && shard.log.open().next().is_some();
         self.counts.retired += 1;
         self.counts.retired_bytes += sealed.size_bytes;
         let from = names::segment(self.config.volume, shard.log.key(), sealed.seq);
@@ -132,9 +197,14 @@ impl Engine {
         // Logs that are written evenly come to their next segments at the same time, and retire one each.
         let most = self.config.pool_files_max.max(self.logs.len());
         let useful = !read && self.is_roomy();
+        let keeps = useful && keeps;
         let full = self.pool.files.len() + self.pool.coming >= most;
-        let given_up = if useful && full { self.pool.give_up_smaller(sealed.size_bytes) } else { None };
-        let pooled = useful && (!full || given_up.is_some());
+        let replaces = useful && !keeps && full;
+        let given_up = if replaces { self.pool.give_up_smaller(sealed.size_bytes) } else { None };
+        let pooled = useful && !keeps && (!full || given_up.is_some());
+        if keeps && let Some(shard) = self.logs.get_mut(&log) {
+            shard.kept = Kept::Coming;
+        }
         let to = self.next_pooled();
         let (desk, size_bytes) = (self.desk.clone(), sealed.size_bytes);
         self.pool.coming += usize::from(pooled);
@@ -145,6 +215,9 @@ impl Engine {
             }
             if let Some(handles) = handles {
                 desk.close_both(handles).await;
+            }
+            if keeps {
+                return Ended::Kept { log, path: from, size_bytes };
             }
             if let Some(path) = given_up {
                 let _ = desk.unlink(path).await;
@@ -290,13 +363,15 @@ impl Engine {
             return true;
         }
         let filling = self.pool.fill.as_ref().is_some_and(|fill| !fill.busy);
-        if self.pool.files.is_empty() && !filling {
+        let mut paths: Vec<DiskPath> = self.pool.files.drain(..).map(|(_, path)| path).collect();
+        paths.extend(self.logs.values_mut().filter_map(|shard| shard.kept.take()).map(|(_, path)| path));
+        if paths.is_empty() && !filling {
             // What is under way is given back after the next answer of the volume.
-            return self.pool.fill.is_some() || self.pool.coming > 0;
+            let keeping = self.logs.values().any(|shard| matches!(shard.kept, Kept::Coming));
+            return self.pool.fill.is_some() || self.pool.coming > 0 || keeping;
         }
         let fill = if filling { self.pool.fill.take() } else { None };
         self.pool.coming -= usize::from(filling);
-        let paths: Vec<DiskPath> = self.pool.files.drain(..).map(|(_, path)| path).collect();
         let desk = self.desk.clone();
         self.pool.emptying = true;
         self.scripts.start(async move {

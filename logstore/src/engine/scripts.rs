@@ -116,6 +116,12 @@ pub(super) enum Ended {
         size_bytes: u64,
         result: Result<(), DiskError>,
     },
+    /// A segment that was given up has no handle any more.
+    Kept {
+        log: LogId,
+        path: DiskPath,
+        size_bytes: u64,
+    },
     Removed {
         key: ShardKey,
         result: Result<(), DiskError>,
@@ -160,7 +166,7 @@ pub(super) async fn make_slot(desk: &Desk, path: DiskPath, bytes: u64) -> Result
     }
 }
 
-/// Makes a segment file, from one of the pool if there is one. The name is durable afterwards.
+/// Makes a segment file, from `pooled` if there is one. The name is durable afterwards.
 pub(super) async fn make_segment(
     desk: &Desk,
     pooled: Option<DiskPath>,
@@ -178,7 +184,9 @@ pub(super) async fn make_segment(
         if !recycled {
             desk.presize(files.plain, bytes).await?;
         }
-        if let Some(from) = pooled {
+        if let Some(from) = pooled
+            && from.parent() != path.parent()
+        {
             desk.sync_dir(from.parent()).await?;
         }
         desk.sync_name(path.parent(), since).await

@@ -89,7 +89,8 @@ impl Engine {
         }
         let Some(size_bytes) = shard.log.wants_segment(need) else { return };
         let most = shard.log.config().segment_bytes_max;
-        let (size_bytes, pooled) = match self.take_pooled(size_bytes, need, most) {
+        let kept = self.take_kept(log, size_bytes, most);
+        let (size_bytes, pooled) = match kept.or_else(|| self.take_pooled(size_bytes, need, most)) {
             Some((size_bytes, path)) => (size_bytes, Some(path)),
             None => match self.space_for_segment(size_bytes, need, most) {
                 SegmentSpace::Taken(size_bytes) => (size_bytes, None),
