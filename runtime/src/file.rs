@@ -11,10 +11,10 @@ mod buffer;
 mod carry;
 mod error;
 mod files;
-mod helpers;
 mod op;
 mod path;
 pub(crate) mod ring;
+mod threads;
 mod volume;
 #[cfg(debug_assertions)]
 mod watch;

@@ -1,4 +1,4 @@
-//! Carries out what the ring does not do. Scope: one job at a time, on a helper's thread.
+//! Carries out what the ring does not do. Scope: one job at a time, on one of the `threads`.
 //! Invariants: only what is asked is done: no name leads out of the volume, no link is followed.
 //! Not here: writes, reads and syncs (`ring`), who is told.
 

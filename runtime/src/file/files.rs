@@ -2,7 +2,7 @@
 //! Owns: the core's volumes and open files, how many operations each file has in flight, the answers not yet taken.
 //! Invariants: at most `ops_max` operations are without an answer; a file is closed only when nothing is in flight on it;
 //! nothing here blocks the core but opening volumes and [`Files::close`].
-//! Not here: writes, reads and syncs under way (`ring`), what threads do for it (`helpers`, `carry`).
+//! Not here: writes, reads and syncs under way (`ring`), what threads do for it (`threads`, `carry`).
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -15,8 +15,8 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 
 use super::carry::{self, Answer};
-use super::helpers::Helpers;
 use super::ring::{Answering, Finished, Ring, Work};
+use super::threads::Threads;
 use super::volume::{Volume, VolumeError};
 use super::{
     BLOCK_BYTES, BufPool, Disk, DiskError, Done, FileId, Full, LockKind, Op, OpenFlags, OpenMode, Outcome,
@@ -62,7 +62,7 @@ struct Note {
     tries: u32,
 }
 
-/// What a helper says.
+/// What a thread says.
 struct Reply {
     token: Token,
     /// The open file it was about.
@@ -88,7 +88,7 @@ pub struct Files {
     pool: BufPool,
     clock: Clock,
     ring: Rc<Ring<Note>>,
-    helpers: Helpers<Reply>,
+    threads: Threads<Reply>,
     /// Answers that were there at once.
     ready: VecDeque<Done>,
     volumes: Vec<Volume>,
@@ -114,7 +114,7 @@ impl Files {
             pool: BufPool::new(settings.pool_bytes),
             clock: io.clock(),
             ring,
-            helpers: Helpers::new(io.waker().clone()),
+            threads: Threads::new(io.waker().clone()),
             ready: VecDeque::new(),
             volumes: Vec::new(),
             handles: HashMap::default(),
@@ -156,7 +156,7 @@ impl Files {
             }
             if self.ring.is_busy() {
                 self.ring.wait();
-            } else if let Some(reply) = self.helpers.wait() {
+            } else if let Some(reply) = self.threads.wait() {
                 self.take_reply(reply);
             }
         }
@@ -170,7 +170,7 @@ impl Files {
     /// Has a thread do `job`.
     fn help(&mut self, token: Token, file: Option<FileId>, job: impl FnOnce() -> Says + Send + 'static) {
         let job = move || Reply { token, file, says: job() };
-        if let Err(error) = self.helpers.start(job) {
+        if let Err(error) = self.threads.start(job) {
             self.finished_on(file);
             self.answer_now(token, Err(DiskError::from_io(&error)));
         }
@@ -323,7 +323,7 @@ impl Files {
         while self.ready.is_empty() {
             if let Some(finished) = self.ring.next() {
                 self.take_finished(finished);
-            } else if let Some(reply) = self.helpers.next() {
+            } else if let Some(reply) = self.threads.next() {
                 self.take_reply(reply);
             } else {
                 return;

@@ -19,23 +19,23 @@ const THREADS_MAX: usize = 4;
 type Job<A> = Box<dyn FnOnce() -> A + Send>;
 
 /// See the module. `A` is an answer.
-pub(super) struct Helpers<A> {
+pub(super) struct Threads<A> {
     jobs: Sender<Job<A>>,
     waiting: Receiver<Job<A>>,
     answer: Sender<thread::Result<A>>,
     answers: Receiver<thread::Result<A>>,
     bell: CoreWaker,
-    threads: usize,
+    started: usize,
     /// Jobs whose answer nobody has taken.
     busy: usize,
 }
 
-impl<A: Send + 'static> Helpers<A> {
+impl<A: Send + 'static> Threads<A> {
     /// No threads yet. Answers ring `bell`.
-    pub fn new(bell: CoreWaker) -> Helpers<A> {
+    pub fn new(bell: CoreWaker) -> Threads<A> {
         let (jobs, waiting) = channel::unbounded();
         let (answer, answers) = channel::unbounded();
-        Helpers { jobs, waiting, answer, answers, bell, threads: 0, busy: 0 }
+        Threads { jobs, waiting, answer, answers, bell, started: 0, busy: 0 }
     }
 
     /// Has `job` done. The caller bounds how many it has done at once.
@@ -43,10 +43,10 @@ impl<A: Send + 'static> Helpers<A> {
     /// # Errors
     /// When there is no thread and none can be started.
     pub fn start(&mut self, job: impl FnOnce() -> A + Send + 'static) -> io::Result<()> {
-        if self.busy >= self.threads
-            && self.threads < THREADS_MAX
+        if self.busy >= self.started
+            && self.started < THREADS_MAX
             && let Err(error) = self.start_thread()
-            && self.threads == 0
+            && self.started == 0
         {
             return Err(error);
         }
@@ -67,7 +67,7 @@ impl<A: Send + 'static> Helpers<A> {
                 bell.wake();
             }
         })?;
-        self.threads += 1;
+        self.started += 1;
         Ok(())
     }
 
@@ -113,25 +113,25 @@ mod tests {
 
     #[test]
     fn jobs_that_wait_for_each_other_run_at_once_and_a_panic_reaches_the_caller() {
-        let mut helpers = Helpers::new(CoreWaker::new());
+        let mut pool = Threads::new(CoreWaker::new());
         let (go, went) = mpsc::channel();
-        helpers.start(move || went.recv().expect("sent")).expect("a thread");
+        pool.start(move || went.recv().expect("sent")).expect("a thread");
         helpers
             .start(move || {
                 go.send(5).expect("waited for");
                 6
             })
             .expect("a thread");
-        let mut both = [helpers.wait(), helpers.wait()];
+        let mut both = [pool.wait(), pool.wait()];
         both.sort_unstable();
         assert_eq!(both, [Some(5), Some(6)]);
         for _ in 0..20 {
-            helpers.start(|| 7).expect("a thread");
+            pool.start(|| 7).expect("a thread");
         }
-        assert_eq!(helpers.threads, THREADS_MAX);
-        assert!((0..20).all(|_| helpers.wait() == Some(7)) && helpers.wait().is_none());
-        helpers.start(|| panic!("of the job")).expect("a thread");
-        let panicked = panic::catch_unwind(AssertUnwindSafe(|| helpers.wait()));
+        assert_eq!(pool.started, THREADS_MAX);
+        assert!((0..20).all(|_| pool.wait() == Some(7)) && pool.wait().is_none());
+        pool.start(|| panic!("of the job")).expect("a thread");
+        let panicked = panic::catch_unwind(AssertUnwindSafe(|| pool.wait()));
         assert!(panicked.is_err());
     }
 }
