@@ -324,6 +324,9 @@ pub struct SinkArgs {
     pub spin_us: u64,
     #[arg(long, value_enum, default_value_t = FramingArg::Stream)]
     pub framing: FramingArg,
+    /// Hand publishes on to whoever subscribed, instead of throwing them away.
+    #[arg(long, conflicts_with_all = ["framing", "driver"])]
+    pub relay: bool,
     /// What carries the bytes.
     #[arg(long, value_enum, default_value_t = DriverArg::Felix)]
     pub driver: DriverArg,

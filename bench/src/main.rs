@@ -136,6 +136,7 @@ fn run_sink(args: &SinkArgs) -> anyhow::Result<ExitCode> {
         mtu: args.mtu,
         spin: Duration::from_micros(args.spin_us),
         framing: args.framing.into(),
+        relay: args.relay,
     };
     if args.driver == DriverArg::Quinn {
         return run_quinn_sink(args, &options);
