@@ -4,6 +4,8 @@ CARGO ?= cargo
 # Where the programs are. Another folder than the default is taken as it is, nothing is built for it.
 BIN ?= target/release
 FEATURES := felix-sdk/cli
+# Tests have the clients of what the bench compares with.
+TEST_FEATURES := $(FEATURES),felix-bench/peers
 SERVERS := -p felix-ctrl -p felix-shardcore -p felix-sdk
 
 .PHONY: demo build test
@@ -21,6 +23,6 @@ build:
 # The tests start the programs, so these are built first.
 test:
 	.ci/tools
-	$(CARGO) build --profile ci --workspace --features $(FEATURES) --bins
-	$(CARGO) nextest run --no-fail-fast --cargo-profile ci --workspace --features $(FEATURES)
+	$(CARGO) build --profile ci --workspace --features $(TEST_FEATURES) --bins
+	$(CARGO) nextest run --no-fail-fast --cargo-profile ci --workspace --features $(TEST_FEATURES)
 	.venv/bin/python -m pytest -q -p no:cacheprovider bench/tests/python

@@ -33,6 +33,10 @@ pub enum Command {
     CompareDisk(CompareDiskArgs),
     #[command(flatten)]
     Peer(crate::peer_commands::PeerCommand),
+    /// Measure every row of the table of what the data path must reach, and say which hold; status 1 when one falls short.
+    Gate(crate::gate_command::GateArgs),
+    /// Load a broker for 20 minutes, and say whether the last minute has the rate and the memory of the third.
+    Drift(crate::gate_command::DriftArgs),
     /// Run one shape several times, and keep everything in a folder with a report.
     Run(runs::RunArgs),
     /// Run a matrix of shapes, trials interleaved, and keep everything in a folder with a report.
@@ -324,6 +328,9 @@ pub struct SinkArgs {
     pub spin_us: u64,
     #[arg(long, value_enum, default_value_t = FramingArg::Stream)]
     pub framing: FramingArg,
+    /// Hand publishes on to whoever subscribed, instead of throwing them away.
+    #[arg(long, conflicts_with_all = ["framing", "driver"])]
+    pub relay: bool,
     /// What carries the bytes.
     #[arg(long, value_enum, default_value_t = DriverArg::Felix)]
     pub driver: DriverArg,

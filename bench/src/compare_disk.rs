@@ -4,13 +4,13 @@
 //! driven from the same CPU and use the same folder; the load runs on the other CPU; a folder in memory is refused.
 //! Not here: the raw disk (`raw_disk`), one load run (`load`), when a figure is good enough (`verdict`).
 
-mod brokers;
+pub(crate) mod brokers;
 mod history;
 mod report;
 mod shards;
 mod syncs;
 mod verdict;
-mod write;
+pub(crate) mod write;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -198,7 +198,7 @@ pub fn run(comparison: &DiskComparison) -> Result<DiskReport, DiskCompareError> 
 }
 
 /// A comparison under way.
-struct Place<'c> {
+pub(crate) struct Place<'c> {
     comparison: &'c DiskComparison,
     /// On the volume; removed with everything in it at the end.
     folder: &'c std::path::Path,
@@ -249,9 +249,9 @@ impl DiskComparison {
             history_bytes: self.history_bytes,
             kept_bytes: self.kept_bytes,
             dir: self.dir.clone(),
-            write_broker: brokers::settings(self, Some(self.kept_bytes)),
-            shards_broker: brokers::settings(self, Some(self.shard_kept_bytes())),
-            history_broker: brokers::settings(self, None),
+            write_broker: brokers::settings(self.mtu, Some(self.kept_bytes)),
+            shards_broker: brokers::settings(self.mtu, Some(self.shard_kept_bytes())),
+            history_broker: brokers::settings(self.mtu, None),
         }
     }
 }

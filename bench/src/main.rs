@@ -3,6 +3,7 @@
 //! another, 5 two runs cannot be told apart by their trials.
 
 mod args;
+mod gate_command;
 mod peer_commands;
 mod runs;
 
@@ -42,6 +43,8 @@ fn main() -> ExitCode {
         Some(Command::CompareSink(args)) => run_compare(&args),
         Some(Command::CompareDisk(args)) => run_compare_disk(&args),
         Some(Command::Peer(command)) => command.run().map_err(anyhow::Error::from),
+        Some(Command::Gate(args)) => gate_command::run(&args).map_err(Into::into),
+        Some(Command::Drift(args)) => gate_command::run_drift(&args).map_err(Into::into),
         Some(Command::Run(args)) => runs::one(&args).map_err(Into::into),
         Some(Command::Campaign(args)) => runs::campaign(&args).map_err(Into::into),
         Some(Command::Compare(args)) => runs::compare(&args).map_err(Into::into),
@@ -136,6 +139,7 @@ fn run_sink(args: &SinkArgs) -> anyhow::Result<ExitCode> {
         mtu: args.mtu,
         spin: Duration::from_micros(args.spin_us),
         framing: args.framing.into(),
+        relay: args.relay,
     };
     if args.driver == DriverArg::Quinn {
         return run_quinn_sink(args, &options);

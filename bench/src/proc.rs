@@ -3,6 +3,7 @@
 //! Not here: what is read there.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The folder of process `pid`. One that is not there when there is no such process.
@@ -25,6 +26,21 @@ pub fn folder(pid: u32) -> PathBuf {
         innermost_id(&status) == Some(pid) && ours.is_some() && namespace(folder) == ours
     });
     same.next().unwrap_or_else(|| PathBuf::from("/proc/none"))
+}
+
+/// Resident memory of process `pid`, bytes.
+///
+/// # Errors
+/// There is no such process, or the kernel does not tell.
+pub fn resident_bytes(pid: u32) -> io::Result<u64> {
+    let status = fs::read_to_string(folder(pid).join("status"))?;
+    resident(&status).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no VmRSS in it"))
+}
+
+fn resident(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1_024)
 }
 
 /// The id that the process of a `status` has in its own namespace.
@@ -52,6 +68,13 @@ mod tests {
         assert_eq!(command, b"cat\0");
         assert!(!folder(child.id()).join("stat").exists());
         assert!(folder(std::process::id()).join("stat").exists());
+    }
+
+    #[test]
+    fn resident_memory_is_told_in_bytes() {
+        assert_eq!(resident("Name:\tx\nVmRSS:\t    1532 kB\nRssAnon:\t 1 kB\n"), Some(1_568_768));
+        assert_eq!((resident("VmRSS: many kB"), resident("Name:\tx\n")), (None, None));
+        assert!(resident_bytes(std::process::id()).unwrap() > 1 << 20);
     }
 
     #[test]

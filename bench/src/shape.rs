@@ -87,6 +87,21 @@ pub enum Keys {
     Hot,
 }
 
+/// The core of the server that a publishing connection lands on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Landing {
+    /// The core that has the shard it writes to, where the server tells.
+    #[default]
+    Right,
+    /// Another one, which hands everything on.
+    Wrong,
+}
+
+fn one() -> u32 {
+    1
+}
+
 /// One workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -114,6 +129,14 @@ pub struct Shape {
     /// Readers; each reads all those shards on a connection of its own.
     #[serde(default)]
     pub subscribers: u32,
+    /// How often each reader subscribes to each shard, all on its one connection.
+    #[serde(default = "one")]
+    pub subscriptions: u32,
+    /// Connections that authenticate and then say nothing.
+    #[serde(default)]
+    pub idle: u32,
+    #[serde(default)]
+    pub landing: Landing,
     /// Batches per second over all streams, at fixed moments (open loop). Absent: as fast as answers come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
@@ -189,6 +212,7 @@ impl Shape {
             ("streams", self.streams, COUNT_MAX),
             ("shards", self.shards, COUNT_MAX),
             ("inflight", self.inflight, INFLIGHT_MAX),
+            ("subscriptions", self.subscriptions, COUNT_MAX),
             ("batch_records", self.batch_records, BATCH_RECORDS_MAX),
         ] {
             if !(1..=max).contains(&value) {
@@ -197,6 +221,17 @@ impl Shape {
         }
         if self.subscribers > COUNT_MAX {
             return broken(format!("subscribers is {}, allowed are 0 to {COUNT_MAX}", self.subscribers));
+        }
+        if self.idle > COUNT_MAX {
+            return broken(format!("idle is {}, allowed are 0 to {COUNT_MAX}", self.idle));
+        }
+        if u64::from(self.subscribers) * u64::from(self.subscriptions) > u64::from(COUNT_MAX) {
+            return broken(format!("more than {COUNT_MAX} subscriptions in all"));
+        }
+        if self.landing == Landing::Wrong && self.shards < 2 {
+            return broken(
+                "a connection lands on a wrong core only where 2 shards are on different cores".to_owned(),
+            );
         }
         if u64::from(self.connections) * u64::from(self.streams) > u64::from(COUNT_MAX) {
             return broken(format!("more than {COUNT_MAX} streams in all"));
@@ -255,6 +290,11 @@ mod tests {
         assert!(rule(Shape { record_bytes: 8, subscribers: 1, ..canonical() }).contains("stamp"));
         assert!(rule(Shape { keys: Keys::Plain, shards: 2, ..canonical() }).contains("without keys"));
         assert!(rule(Shape { keys: Keys::Hot, shards: 2, ..canonical() }).contains("10 streams"));
+        assert!(rule(Shape { subscriptions: 0, ..canonical() }).contains("subscriptions is 0"));
+        assert!(rule(Shape { idle: 5_000, ..canonical() }).contains("idle is 5000"));
+        let many = Shape { subscribers: 100, subscriptions: 100, ..canonical() };
+        assert!(rule(many).contains("subscriptions in all"));
+        assert!(rule(Shape { landing: Landing::Wrong, ..canonical() }).contains("wrong core"));
         assert!(rule(Shape { rate: Some(0.0), ..canonical() }).contains("rate"));
         assert!(rule(Shape { duration_s: f64::NAN, ..canonical() }).contains("seconds"));
     }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use crate::measure::{CpuSample, CpuUse, median};
+use crate::proc;
 use crate::scrape::Page;
 
 /// Publishes appended: the counter that throughput is taken from.
@@ -37,6 +38,7 @@ struct Sample {
     unix_s: f64,
     page: Option<Page>,
     cpu: Option<CpuSample>,
+    resident_bytes: Option<u64>,
 }
 
 /// What changed between two looks.
@@ -49,6 +51,9 @@ pub struct Interval {
     pub counters: BTreeMap<String, f64>,
     /// Publishes appended by each core.
     pub appended_by_core: BTreeMap<u32, f64>,
+    /// Memory of the process at the end.
+    #[serde(default)]
+    pub resident_bytes: Option<u64>,
     pub cpu: Option<CpuUse>,
 }
 
@@ -106,7 +111,8 @@ fn look(watched: &Watched) -> Sample {
     let page = watched.metrics.and_then(|address| Page::read(address).ok());
     let cpu = watched.pid.and_then(|pid| CpuSample::of(pid).ok());
     let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-    Sample { at: Instant::now(), unix_s, page, cpu }
+    let resident_bytes = watched.pid.and_then(|pid| proc::resident_bytes(pid).ok());
+    Sample { at: Instant::now(), unix_s, page, cpu, resident_bytes }
 }
 
 /// Everything that was seen.
@@ -162,6 +168,7 @@ fn between(first: &Sample, last: &Sample) -> Interval {
         seconds: length.as_secs_f64(),
         counters,
         appended_by_core,
+        resident_bytes: last.resident_bytes,
         cpu: cpu.map(|(last, first)| last.since(first, length)),
     }
 }
@@ -201,6 +208,7 @@ mod tests {
             unix_s: 1_000.0 + second as f64,
             page: Some(Page::parse(&page)),
             cpu: None,
+            resident_bytes: Some(second),
         }
     }
 
@@ -219,6 +227,7 @@ mod tests {
         assert_eq!(steady.rate("absent_total"), None);
         let whole = steady.whole.unwrap();
         assert_eq!((whole.seconds, whole.counters[APPENDED]), (4.0, 5_310.0));
+        assert_eq!(whole.resident_bytes, Some(5));
         assert_eq!((whole.counters["shards"], whole.appended_by_core[&0]), (3.0, 5_310.0));
     }
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::cell::{Cell, CellError, Kind, System, check_name};
-use crate::shape::{Acks, Keys, Shape, Storage};
+use crate::shape::{Acks, Keys, Landing, Shape, Storage};
 
 /// Cells of one campaign.
 const CELLS_MAX: usize = 512;
@@ -142,6 +142,9 @@ struct RawCells {
     shards: Option<Many<u32>>,
     keys: Option<Many<Keys>>,
     subscribers: Option<Many<u32>>,
+    subscriptions: Option<Many<u32>>,
+    idle: Option<Many<u32>>,
+    landing: Option<Many<Landing>>,
     /// Batches per second; 0 is a closed loop.
     rate: Option<Many<f64>>,
     mtu: Option<Many<u16>>,
@@ -322,6 +325,11 @@ fn dimensions(raw: &RawCampaign, matrix: &RawCells) -> Vec<Dimension> {
         dimension(Many::values(matrix.subscribers.as_ref(), 0), count("subs"), |c, v| {
             c.shape.subscribers = v
         }),
+        dimension(Many::values(matrix.subscriptions.as_ref(), 1), count("each"), |c, v| {
+            c.shape.subscriptions = v
+        }),
+        dimension(Many::values(matrix.idle.as_ref(), 0), count("idle"), |c, v| c.shape.idle = v),
+        dimension(Many::values(matrix.landing.as_ref(), Landing::Right), tag, |c, v| c.shape.landing = v),
         dimension(
             Many::values(matrix.rate.as_ref(), 0.0),
             |rate| format!("rate{rate}"),
@@ -403,7 +411,9 @@ fn multiply(raw: &RawCampaign, matrix: &RawCells, cells: &mut Vec<Cell>) -> Resu
 fn add_sinks(cells: &mut Vec<Cell>) {
     let mut with = Vec::new();
     for cell in cells.drain(..) {
-        let alone = cell.cores().len() == 1 && cell.shape.subscribers == 0 && cell.shape.shards == 1;
+        let shape = &cell.shape;
+        let quiet = shape.subscribers == 0 && shape.idle == 0;
+        let alone = cell.cores().len() == 1 && quiet && shape.shards == 1;
         if cell.system == System::Broker && alone && !cell.shape.storage.is_durable() {
             let name = format!("{}-sink", cell.name);
             let shape = Shape { name: name.clone(), ..cell.shape.clone() };

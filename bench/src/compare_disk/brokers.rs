@@ -5,7 +5,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use super::{DiskCompareError, DiskComparison, Place};
+use super::{DiskCompareError, Place};
 use crate::cluster::DevBroker;
 use crate::load::{self, LoadError, LoadPlan};
 use crate::machine::pin_thread;
@@ -22,12 +22,9 @@ const SEGMENT_BYTES_MAX: u64 = 256 << 20;
 
 /// `key=value` of every setting that is not the broker's default. With `kept_bytes`, a shard keeps no more than that, so
 /// that its log uses blocks again.
-pub fn settings(comparison: &DiskComparison, kept_bytes: Option<u64>) -> Vec<String> {
-    let mut settings = vec![
-        "fsync=on_commit".to_owned(),
-        "spin_us=0".to_owned(),
-        format!("mtu_upper_bound={}", comparison.mtu),
-    ];
+pub fn settings(mtu: u16, kept_bytes: Option<u64>) -> Vec<String> {
+    let mut settings =
+        vec!["fsync=on_commit".to_owned(), "spin_us=0".to_owned(), format!("mtu_upper_bound={mtu}")];
     if let Some(bytes) = kept_bytes {
         settings.push(format!("segment_bytes={}", (bytes / 2).clamp(16 << 20, SEGMENT_BYTES_MAX)));
         settings.push(format!("retention_bytes={bytes}"));
@@ -40,7 +37,7 @@ pub fn settings(comparison: &DiskComparison, kept_bytes: Option<u64>) -> Vec<Str
 pub fn start(place: &Place<'_>, name: &str, kept_bytes: Option<u64>) -> Result<DevBroker, DiskCompareError> {
     let dir = place.folder.join(name);
     fs::create_dir(&dir).map_err(|error| DiskCompareError::Folder { dir: dir.clone(), error })?;
-    let settings = settings(place.comparison, kept_bytes);
+    let settings = settings(place.comparison.mtu, kept_bytes);
     let args: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
     Ok(DevBroker::start(&dir, &place.comparison.server_cpu.to_string(), &args)?)
 }
@@ -50,16 +47,16 @@ pub fn target(broker: &DevBroker, stream: &str) -> Result<Target, DiskCompareErr
     Ok(Target::from_ready(broker.ready(), stream)?)
 }
 
-/// One load run on the client's CPU.
+/// One load run on CPU `client_cpu`.
 pub fn load(
-    comparison: &DiskComparison,
+    client_cpu: usize,
     broker: &DevBroker,
     stream: &'static str,
     shape: &Shape,
 ) -> Result<LoadReport, DiskCompareError> {
     let target = target(broker, stream)?;
     let plan = LoadPlan { name: "broker".to_owned(), target, shape: shape.clone() };
-    on_cpu(comparison.client_cpu, stream, move || load::run(&plan))
+    on_cpu(client_cpu, stream, move || load::run(&plan))
 }
 
 /// Runs `work` on a thread that stays on `cpu`.
@@ -78,7 +75,7 @@ pub fn on_cpu<T: Send + 'static>(
 
 /// Publishes batches of `shape` until `bytes` of payload are in the stream, which may have just been made.
 pub fn preload(
-    comparison: &DiskComparison,
+    client_cpu: usize,
     broker: &DevBroker,
     stream: &'static str,
     shape: &Shape,
@@ -92,7 +89,7 @@ pub fn preload(
             let waited_s = PRELOAD_DEADLINE.as_secs();
             return Err(DiskCompareError::Preload { wanted_bytes: bytes, waited_s });
         }
-        match load(comparison, broker, stream, &shape) {
+        match load(client_cpu, broker, stream, &shape) {
             Ok(report) => {
                 let refused = report.refused_batches + report.unanswered_batches;
                 published += (report.sent_batches - refused) * shape.batch_bytes();

@@ -72,7 +72,7 @@ pub(super) fn run(place: &Place<'_>) -> Result<HistoryCase, DiskCompareError> {
     )?;
     let broker = brokers::start(place, "history", None)?;
     broker.create_durable_stream(STREAM, 1)?;
-    brokers::preload(comparison, &broker, STREAM, &comparison.bulk(), bytes)?;
+    brokers::preload(comparison.client_cpu, &broker, STREAM, &comparison.bulk(), bytes)?;
     let live = Shape {
         name: "4 KiB x 64, live".to_owned(),
         rate: Some(comparison.live_rate),
@@ -88,7 +88,7 @@ pub(super) fn run(place: &Place<'_>) -> Result<HistoryCase, DiskCompareError> {
             duration: comparison.duration(),
         };
         let raw = file.run(&plan)?.mb_per_s();
-        let alone = brokers::load(comparison, &broker, STREAM, &live)?;
+        let alone = brokers::load(comparison.client_cpu, &broker, STREAM, &live)?;
         let (beside, history) = read_beside(place, &broker, &live)?;
         eprintln!(
             "history, round {round}: raw {raw:.0} MB/s, history {:.0} MB/s, live {:.0} then {:.0} batches/s",
@@ -116,7 +116,7 @@ fn read_beside(
         mtu: comparison.mtu,
     };
     std::thread::scope(|scope| {
-        let publisher = scope.spawn(|| brokers::load(comparison, broker, STREAM, live));
+        let publisher = scope.spawn(|| brokers::load(comparison.client_cpu, broker, STREAM, live));
         let reader = brokers::on_cpu(comparison.client_cpu, STREAM, move || load::read_history(&plan));
         let beside = publisher.join().map_err(|_| DiskCompareError::Thread("the live publisher"))?;
         Ok((beside?, reader?))

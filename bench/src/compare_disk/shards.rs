@@ -57,7 +57,7 @@ impl Rounds {
 
     fn round(&mut self, place: &Place<'_>, broker: &DevBroker) -> Result<f64, DiskCompareError> {
         let before = LogTotals::read(broker.ready()).ok();
-        let load = brokers::load(place.comparison, broker, self.stream, &self.shape)?;
+        let load = brokers::load(place.comparison.client_cpu, broker, self.stream, &self.shape)?;
         let after = LogTotals::read(broker.ready()).ok();
         let rate = load.batches_per_s();
         self.syncs
@@ -89,8 +89,8 @@ pub(super) fn run(place: &Place<'_>) -> Result<ShardsCase, DiskCompareError> {
     let mut one = Rounds::new(ONE, comparison.small(1));
     let mut many = Rounds::new(MANY, comparison.small(SHARDS));
     let laps = LAPS_BEFORE * comparison.shard_kept_bytes();
-    brokers::preload(comparison, &broker, ONE, &one.shape, laps)?;
-    brokers::preload(comparison, &broker, MANY, &many.shape, laps * u64::from(SHARDS))?;
+    brokers::preload(comparison.client_cpu, &broker, ONE, &one.shape, laps)?;
+    brokers::preload(comparison.client_cpu, &broker, MANY, &many.shape, laps * u64::from(SHARDS))?;
     for round in 1..=comparison.rounds {
         let (alone, spread) = (one.round(place, &broker)?, many.round(place, &broker)?);
         eprintln!("shards, round {round}: {alone:.0} batches/s over one shard, {spread:.0} over {SHARDS}");

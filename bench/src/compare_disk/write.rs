@@ -51,7 +51,7 @@ pub struct WriteCase {
 }
 
 /// What a batch of the shape takes in a log, in whole blocks.
-fn logged_bytes(shape: &Shape) -> u64 {
+pub(crate) fn logged_bytes(shape: &Shape) -> u64 {
     let records = u64::from(shape.batch_records) * RECORD_HEAD_BYTES;
     (shape.batch_bytes() + records + HEAD_BYTES).next_multiple_of(BLOCK_BYTES)
 }
@@ -67,7 +67,7 @@ pub(super) fn run(place: &Place<'_>) -> Result<WriteCase, DiskCompareError> {
     let broker = brokers::start(place, "write", Some(comparison.kept_bytes))?;
     broker.create_durable_stream(STREAM, 1)?;
     let laps = LAPS_BEFORE * comparison.kept_bytes;
-    brokers::preload(comparison, &broker, STREAM, &comparison.bulk(), laps)?;
+    brokers::preload(comparison.client_cpu, &broker, STREAM, &comparison.bulk(), laps)?;
     let before = LogTotals::read(broker.ready()).ok();
     let (mut group, mut each, mut single, mut loads) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 1..=comparison.rounds {
@@ -79,7 +79,7 @@ pub(super) fn run(place: &Place<'_>) -> Result<WriteCase, DiskCompareError> {
         group.push(raw(RawKind::GroupSynced, depth, duration)?);
         each.push(raw(RawKind::EachSynced, depth, duration)?);
         single.push(raw(RawKind::EachSynced, 1, duration.min(Duration::from_secs(1)))?);
-        let load = brokers::load(comparison, &broker, STREAM, &shape)?;
+        let load = brokers::load(comparison.client_cpu, &broker, STREAM, &shape)?;
         let last = |series: &[f64]| series.last().copied().unwrap_or_default();
         eprintln!(
             "write, round {round}: raw {:.0} MB/s with one sync per group, {:.0} each synced; broker {:.0} MB/s",

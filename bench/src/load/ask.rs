@@ -47,6 +47,13 @@ impl Layout {
         self.cores.get(shard as usize).copied().flatten()
     }
 
+    /// A core of the server that has other shards, but not this one.
+    #[must_use]
+    pub fn core_without(&self, shard: u32) -> Option<u16> {
+        let right = self.core_of(shard)?;
+        self.cores.iter().flatten().copied().find(|core| *core != right)
+    }
+
     /// A key whose records go to `shard`, below the width. None is needed when there is one shard only.
     #[must_use]
     pub fn key_for(&self, shard: u32) -> Option<Vec<u8>> {

@@ -6,6 +6,7 @@
 mod ask;
 mod frames;
 mod history;
+mod idle;
 mod lane;
 mod pace;
 mod reader;
@@ -69,6 +70,10 @@ pub enum LoadError {
     Protocol(String),
     #[error("stream {stream} has {width} shards, the shape writes to {wanted}")]
     TooFewShards { stream: String, width: u32, wanted: u32 },
+    #[error(
+        "every shard that the server told the core of is on one core, so no connection lands on a wrong one"
+    )]
+    OneCore,
     /// Generators that start together must all be ready before.
     #[error("not every connection was ready when the run was to begin")]
     Late,

@@ -1,5 +1,5 @@
 //! One reader: a connection that subscribes to every shard of the run and checks what comes. Scope: one per connection.
-//! Owns: the subscribing streams, the event streams, the next record expected of each publishing stream.
+//! Owns: the subscribing streams, the event streams, the next record that each of them expects of each publishing stream.
 //! Invariants: every record of the run is counted as delivered, missing or repeated; shards are subscribed to one after
 //! the other, so a connection that has not authenticated holds one stream.
 //! Not here: the stamps' layout (`frames`).
@@ -39,28 +39,38 @@ pub struct ReaderCounts {
 pub struct Reader {
     pub key: ConnKey,
     shards: u32,
-    /// Shards that are subscribed to; below `shards` while the run is being set up.
+    /// Subscriptions to have, the same number to each shard.
+    wanted: u32,
+    /// Those that are there; below `wanted` while the run is being set up.
     subscribed: u32,
-    /// The stream that asks for the next shard.
+    /// The stream that asks for the next one.
     asking: Option<(StreamId, FrameReader)>,
-    events: HashMap<StreamId, FrameReader, foldhash::fast::RandomState>,
-    /// By publishing stream: number of the next record.
-    next: Vec<u64>,
+    events: HashMap<StreamId, Events, foldhash::fast::RandomState>,
+    lanes: usize,
     chunks: Vec<Bytes>,
     pub counts: ReaderCounts,
 }
 
+/// What comes of one subscription.
+#[derive(Debug)]
+struct Events {
+    frames: FrameReader,
+    /// By publishing stream: number of the next record.
+    next: Vec<u64>,
+}
+
 impl Reader {
-    /// A reader of `shards` shards that `lanes` streams publish to.
+    /// A reader of `shards` shards that `lanes` streams publish to, which subscribes to each of them `subscriptions` times.
     #[must_use]
-    pub fn new(key: ConnKey, shards: u32, lanes: u32) -> Reader {
+    pub fn new(key: ConnKey, shards: u32, subscriptions: u32, lanes: u32) -> Reader {
         Reader {
             key,
             shards,
+            wanted: shards * subscriptions,
             subscribed: 0,
             asking: None,
             events: HashMap::default(),
-            next: vec![0; lanes as usize],
+            lanes: lanes as usize,
             chunks: Vec::new(),
             counts: ReaderCounts::default(),
         }
@@ -68,7 +78,7 @@ impl Reader {
 
     #[must_use]
     pub fn is_subscribed(&self) -> bool {
-        self.subscribed == self.shards
+        self.subscribed == self.wanted
     }
 
     /// Records that were delivered or passed over.
@@ -119,7 +129,8 @@ impl Reader {
                     .map_err(|error| LoadError::Protocol(error.to_string()))?
                 {
                     Message::AuthOk(_) | Message::Ok => {
-                        let mut question = subscribe_frame(target, self.subscribed, StartPosition::Latest);
+                        let mut question =
+                            subscribe_frame(target, self.subscribed % self.shards, StartPosition::Latest);
                         quic.write(self.key, stream, &mut question);
                         quic.finish(self.key, stream);
                     }
@@ -150,13 +161,19 @@ impl Reader {
     ) -> Result<(), LoadError> {
         loop {
             let (_, end) = quic.read_into(self.key, stream, READ_BYTES, &mut self.chunks);
-            let reader = self.events.entry(stream).or_insert_with(|| FrameReader::new(FRAME_PAYLOAD_MAX));
-            self.chunks.drain(..).for_each(|chunk| reader.push(chunk));
-            while let Some(frame) = reader.next().map_err(|error| LoadError::Protocol(error.to_string()))? {
+            let lanes = self.lanes;
+            let events = self.events.entry(stream).or_insert_with(|| Events {
+                frames: FrameReader::new(FRAME_PAYLOAD_MAX),
+                next: vec![0; lanes],
+            });
+            self.chunks.drain(..).for_each(|chunk| events.frames.push(chunk));
+            while let Some(frame) =
+                events.frames.next().map_err(|error| LoadError::Protocol(error.to_string()))?
+            {
                 if Flags(frame.flags).intersects(Flags::EVENT_BATCH | Flags::EVENT_BATCH_SHARED) {
                     let batch = EventBatch::decode(frame.flags, &frame.payload)
                         .map_err(|error| LoadError::Protocol(error.to_string()))?;
-                    count(&batch, &mut self.next, &mut self.counts, (now, window))?;
+                    count(&batch, &mut events.next, &mut self.counts, (now, window))?;
                 } else if !matches!(Message::decode(&frame.payload), Ok(Message::EventStreamHello(_))) {
                     self.counts.ended += 1;
                 }

@@ -14,6 +14,7 @@ use felix_runtime::quic::{CLIENT_ALPN, ConnKey, Dir, QuicEvent, StreamId, VarInt
 
 use super::ask::{self, Layout};
 use super::frames::{FrameSpec, Frames};
+use super::idle::Idle;
 use super::lane::{Lane, LaneSpec, Pumped};
 use super::pace::Schedule;
 use super::reader::Reader;
@@ -22,7 +23,8 @@ use super::{LoadError, LoadPlan, auth_frame};
 use crate::endpoint::Endpoint;
 use crate::machine::Machine;
 use crate::measure::{LoadReport, ReadReport};
-use crate::shape::{Acks, Keys, Shape};
+use crate::proc;
+use crate::shape::{Acks, Keys, Landing, Shape};
 
 /// Until every stream is authenticated and every reader subscribed.
 const SETUP_DEADLINE: Duration = Duration::from_secs(30);
@@ -51,7 +53,11 @@ enum Conn {
         authenticated: bool,
     },
     Reader(usize),
+    Idle(Idle),
 }
+
+/// Idle connections that are opened at once; each one that is there makes room for the next.
+const IDLE_AT_ONCE: u32 = 32;
 
 /// See the module.
 pub struct Run<'p> {
@@ -64,6 +70,10 @@ pub struct Run<'p> {
     lanes: Vec<Lane>,
     lane_of: Map<(ConnKey, StreamId), usize>,
     readers: Vec<Reader>,
+    /// Idle connections that were begun, and those that are there.
+    idle: (u32, u32),
+    /// Of the server's process before the first connection, and when all was ready; only with idle connections.
+    memory_bytes: (Option<u64>, Option<u64>),
     /// Lanes with something to write, each once.
     ready: VecDeque<usize>,
     queued: Vec<bool>,
@@ -94,14 +104,44 @@ impl<'p> Run<'p> {
             lanes: Vec::new(),
             lane_of: Map::default(),
             readers: Vec::new(),
+            idle: (0, 0),
+            memory_bytes: (None, None),
             ready: VecDeque::new(),
             queued: vec![false; shape.lanes() as usize],
             window: Window::new(now, shape.warmup(), shape.duration(), target.server_pid),
             schedule: None,
             phase: Phase::SettingUp { until: now + SETUP_DEADLINE },
         };
+        run.memory_bytes.0 = run.server_memory();
         run.connect(&layout)?;
+        for _ in 0..IDLE_AT_ONCE {
+            run.connect_idle()?;
+        }
         Ok(run)
+    }
+
+    fn server_memory(&self) -> Option<u64> {
+        let pid = self.plan.target.server_pid.filter(|_| self.plan.shape.idle > 0)?;
+        proc::resident_bytes(pid).ok()
+    }
+
+    /// The next idle connection, if one is missing.
+    fn connect_idle(&mut self) -> Result<(), LoadError> {
+        let target = &self.plan.target;
+        if self.idle.0 == self.plan.shape.idle {
+            return Ok(());
+        }
+        self.idle.0 += 1;
+        let refused = |error: &dyn std::fmt::Display| LoadError::Connect(error.to_string());
+        let tls = Arc::new(client_tls(&target.roots, &[CLIENT_ALPN]).map_err(|error| refused(&error))?);
+        let now = self.endpoint.now();
+        let key = self
+            .endpoint
+            .quic
+            .connect(now, tls, target.address, &target.server_name, None)
+            .map_err(|error| refused(&error))?;
+        self.conns.insert(key, Conn::Idle(Idle::new(key)));
+        Ok(())
     }
 
     /// Drives the run to its end.
@@ -140,11 +180,11 @@ impl<'p> Run<'p> {
         for index in 0..shape.subscribers {
             let key = start(&mut self.endpoint, layout.core_of(index % shape.shards))?;
             self.conns.insert(key, Conn::Reader(self.readers.len()));
-            self.readers.push(Reader::new(key, shape.shards, shape.lanes()));
+            self.readers.push(Reader::new(key, shape.shards, shape.subscriptions, shape.lanes()));
         }
         for connection in 0..shape.connections {
             let first = self.lanes.len();
-            let key = start(&mut self.endpoint, layout.core_of(shard_of(shape, connection, 0)))?;
+            let key = start(&mut self.endpoint, landing(shape, layout, connection)?)?;
             for stream in 0..shape.streams {
                 let number = self.lanes.len() as u32;
                 let keyed = shape.keys != Keys::Plain;
@@ -175,6 +215,7 @@ impl<'p> Run<'p> {
             QuicEvent::Connected | QuicEvent::StreamsAvailable { dir: Dir::Bi } => match conn {
                 Conn::Reader(index) => self.readers[*index].ask_next(&mut self.endpoint.quic, &self.auth),
                 Conn::Publisher { .. } => self.open_lanes(key),
+                Conn::Idle(idle) => idle.open(&mut self.endpoint.quic, &self.auth),
             },
             QuicEvent::Readable { stream } => match conn {
                 Conn::Reader(index) => {
@@ -183,6 +224,12 @@ impl<'p> Run<'p> {
                     self.readers[*index].read(stream, io, who, &mut self.window)?;
                 }
                 Conn::Publisher { .. } => self.read_lane(now, key, stream)?,
+                Conn::Idle(idle) => {
+                    if idle.read(stream, &mut self.endpoint.quic)? {
+                        self.idle.1 += 1;
+                        self.connect_idle()?;
+                    }
+                }
             },
             QuicEvent::Writable { stream } => {
                 if let Some(lane) = self.lane_of.get(&(key, stream)) {
@@ -234,8 +281,9 @@ impl<'p> Run<'p> {
     fn advance(&mut self, now: Tick) -> Result<(), LoadError> {
         match self.phase {
             Phase::SettingUp { until } => {
-                let ready =
-                    self.lanes.iter().all(Lane::is_ready) && self.readers.iter().all(Reader::is_subscribed);
+                let ready = self.lanes.iter().all(Lane::is_ready)
+                    && self.readers.iter().all(Reader::is_subscribed)
+                    && self.idle.1 == self.plan.shape.idle;
                 let due = self.start.is_none_or(|start| start <= now);
                 if ready && due {
                     self.start_publishing(now);
@@ -275,6 +323,7 @@ impl<'p> Run<'p> {
 
     fn start_publishing(&mut self, now: Tick) {
         let shape = &self.plan.shape;
+        self.memory_bytes.1 = self.server_memory();
         self.window = Window::new(now, shape.warmup(), shape.duration(), self.plan.target.server_pid);
         self.schedule = shape.rate.map(|rate| Schedule::new(now, rate));
         self.phase = Phase::Publishing;
@@ -322,7 +371,8 @@ impl<'p> Run<'p> {
 
     /// Records that all readers together must see.
     fn expected(&self) -> u64 {
-        self.lanes.iter().map(Lane::records).sum::<u64>() * self.readers.len() as u64
+        let subscriptions = self.readers.len() as u64 * u64::from(self.plan.shape.subscriptions);
+        self.lanes.iter().map(Lane::records).sum::<u64>() * subscriptions
     }
 
     fn end(mut self) -> Result<LoadReport, LoadError> {
@@ -366,7 +416,13 @@ impl<'p> Run<'p> {
             unanswered_batches: self.lanes.iter().map(Lane::unanswered).sum(),
             read: (!self.readers.is_empty()).then(|| self.read_report()),
             histograms: self.window.latencies.clone(),
+            idle_connection_bytes: self.idle_connection_bytes(),
         })
+    }
+
+    fn idle_connection_bytes(&self) -> Option<f64> {
+        let (before, after) = (self.memory_bytes.0?, self.memory_bytes.1?);
+        Some(after.saturating_sub(before) as f64 / f64::from(self.plan.shape.idle))
     }
 
     fn read_report(&self) -> ReadReport {
@@ -402,6 +458,15 @@ fn shard_of(shape: &Shape, connection: u32, stream: u32) -> u32 {
     number % shape.shards
 }
 
+/// The core that a publishing connection is to land on, where the server tells.
+fn landing(shape: &Shape, layout: &Layout, connection: u32) -> Result<Option<u16>, LoadError> {
+    let shard = shard_of(shape, connection, 0);
+    match shape.landing {
+        Landing::Right => Ok(layout.core_of(shard)),
+        Landing::Wrong => layout.core_without(shard).map(Some).ok_or(LoadError::OneCore),
+    }
+}
+
 fn lane_spec(shape: &Shape, key: ConnKey, frames: Frames) -> LaneSpec {
     LaneSpec {
         key,
@@ -416,7 +481,24 @@ fn lane_spec(shape: &Shape, key: ConnKey, frames: Frames) -> LaneSpec {
 
 #[cfg(test)]
 mod tests {
+    use felix_wire::routing::KeyMapping;
+
     use super::*;
+
+    #[test]
+    fn a_connection_lands_where_its_shard_is_or_where_it_is_not() {
+        let layout =
+            |cores: &[Option<u16>]| Layout { width: 2, mapping: KeyMapping::Modulo, cores: cores.to_vec() };
+        let right = Shape { connections: 2, shards: 2, ..Shape::canonical() };
+        let wrong = Shape { landing: Landing::Wrong, ..right.clone() };
+        let two = layout(&[Some(4), Some(7)]);
+        let of = |shape, connection| landing(shape, &two, connection).unwrap();
+        assert_eq!((of(&right, 0), of(&right, 1)), (Some(4), Some(7)));
+        assert_eq!((of(&wrong, 0), of(&wrong, 1)), (Some(7), Some(4)));
+        for cores in [[Some(4), Some(4)], [None, Some(4)]] {
+            assert!(matches!(landing(&wrong, &layout(&cores), 0), Err(LoadError::OneCore)));
+        }
+    }
 
     #[test]
     fn streams_are_spread_over_shards_or_nine_of_ten_go_to_one() {

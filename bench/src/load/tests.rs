@@ -13,8 +13,12 @@ fn short(change: impl FnOnce(&mut Shape)) -> Shape {
 }
 
 fn run_against_sink(shape: Shape, framing: Framing) -> (Result<LoadReport, LoadError>, SinkCounts) {
+    run_against(shape, &SinkOptions { framing, ..SinkOptions::default() })
+}
+
+fn run_against(shape: Shape, options: &SinkOptions) -> (Result<LoadReport, LoadError>, SinkCounts) {
     let folder = tempfile::tempdir().unwrap();
-    let sink = Sink::start(&SinkOptions { framing, ..SinkOptions::default() }).unwrap();
+    let sink = Sink::start(options).unwrap();
     let target = Target::from_ready(&sink.describe(folder.path()).unwrap(), "discard").unwrap();
     let outcome = run(&LoadPlan { name: "sink".to_owned(), target, shape });
     (outcome, sink.stop().unwrap())
@@ -82,6 +86,43 @@ fn a_server_that_does_not_answer_subscriptions_fails_the_run() {
     let error = outcome.unwrap_err();
     assert!(matches!(error, LoadError::Closed(_)), "{error}");
     assert_eq!(sink.broken_streams, 1, "the sink serves no subscriptions");
+}
+
+#[test]
+fn every_subscription_of_a_connection_gets_every_record() {
+    let shape = short(|shape| {
+        (shape.subscribers, shape.subscriptions, shape.inflight) = (2, 5, 4);
+        (shape.record_bytes, shape.batch_records, shape.rate) = (4_096, 16, Some(200.0));
+    });
+    let (report, sink) = run_against(shape, &SinkOptions { relay: true, ..SinkOptions::default() });
+    let report = report.unwrap();
+    assert!(report.is_clean(), "{report}");
+    let read = report.read.as_ref().unwrap();
+    assert_eq!(read.delivered_records, report.sent_batches * 16 * 10);
+    assert_eq!((sink.publishes, sink.broken_streams), (report.sent_batches, 0));
+    assert_eq!(sink.connections, 1 + 1 + 2);
+}
+
+#[test]
+fn a_relay_with_slow_readers_takes_no_more_than_it_can_hand_on() {
+    // A closed loop at full speed: what waits for subscriptions holds the publisher up.
+    let shape = short(|shape| (shape.subscribers, shape.subscriptions, shape.inflight) = (3, 20, 64));
+    let (report, sink) = run_against(shape, &SinkOptions { relay: true, ..SinkOptions::default() });
+    let report = report.unwrap();
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(sink.answered, report.sent_batches);
+}
+
+#[test]
+fn idle_connections_are_there_before_anything_is_published() {
+    let shape = short(|shape| shape.idle = 70);
+    let (report, sink) = run_against_sink(shape, Framing::Stream);
+    let report = report.unwrap();
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(sink.connections, 1 + 1 + 70);
+    assert!(report.idle_connection_bytes.unwrap() >= 0.0);
+    let (report, _) = run_against_sink(short(|_| {}), Framing::Stream);
+    assert_eq!(report.unwrap().idle_connection_bytes, None);
 }
 
 #[test]

@@ -79,6 +79,9 @@ pub struct LoadReport {
     pub unanswered_batches: u64,
     /// What the readers saw; absent without readers.
     pub read: Option<ReadReport>,
+    /// What the server's resident memory grew by for an idle connection; absent without such connections.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_connection_bytes: Option<f64>,
     #[serde(skip)]
     pub histograms: Histograms,
 }

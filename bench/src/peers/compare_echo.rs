@@ -15,7 +15,7 @@ use crate::compare_disk::Series;
 use crate::load::{self, LoadPlan};
 use crate::machine::{Machine, load_average};
 use crate::measure::LoadReport;
-use crate::shape::{Acks, Keys, Shape, Storage};
+use crate::shape::{Shape, Storage};
 use crate::target::Target;
 
 const STREAM: &str = "echo";
@@ -91,18 +91,11 @@ impl EchoComparison {
             name: format!("{} B, one in flight", self.record_bytes),
             record_bytes: self.record_bytes,
             batch_records: 1,
-            acks: Acks::Batch,
             inflight: 1,
-            connections: 1,
-            streams: 1,
-            shards: 1,
-            subscribers: 0,
-            rate: None,
-            storage: Storage::Memory,
-            keys: Keys::Spread,
             warmup_s: self.warmup_s,
             duration_s: self.seconds,
             mtu: self.mtu,
+            ..Shape::canonical()
         }
     }
 }

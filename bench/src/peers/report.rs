@@ -37,6 +37,7 @@ pub fn of_window(name: &str, shape: &Shape, window: &Window, sent: Sent) -> Opti
         refused_batches: sent.refused,
         unanswered_batches: sent.unanswered,
         read: None,
+        idle_connection_bytes: None,
         histograms: window.latencies.clone(),
     })
 }

@@ -110,7 +110,10 @@ pub fn run(comparison: &PeersComparison) -> Result<PeersReport, PeerError> {
 }
 
 /// What a system needs and this machine does not have.
-fn missing(system: System) -> Result<(), PeerError> {
+///
+/// # Errors
+/// That.
+pub fn missing(system: System) -> Result<(), PeerError> {
     match system {
         System::FelixMemory | System::FelixPeriodic | System::FelixOnCommit | System::Sink => Ok(()),
         System::NatsCore | System::NatsMemory | System::NatsFile | System::NatsAlways => {
@@ -130,7 +133,10 @@ fn missing(system: System) -> Result<(), PeerError> {
 }
 
 /// One run of one system.
-fn one(comparison: &PeersComparison, system: System) -> Result<LoadReport, PeerError> {
+///
+/// # Errors
+/// It is not there or could not be started, or its load could not be run. Everything started is ended.
+pub fn one(comparison: &PeersComparison, system: System) -> Result<LoadReport, PeerError> {
     let folder = super::folder(&comparison.dir)?;
     let folder = folder.path();
     match system {

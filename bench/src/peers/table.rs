@@ -286,6 +286,7 @@ mod tests {
             refused_batches: 0,
             unanswered_batches: 0,
             read: None,
+            idle_connection_bytes: None,
             shape,
         }
     }

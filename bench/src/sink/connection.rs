@@ -17,7 +17,7 @@ use super::serve::SinkCounts;
 use super::split::{Discard, Ended, Splitter};
 
 /// Answers that may wait to be read, bytes; the broker's bound.
-const OUT_BYTES_MAX: usize = 256 << 10;
+pub const OUT_BYTES_MAX: usize = 256 << 10;
 /// Acked publishes a stream may have unanswered; the broker's default.
 const PUBLISH_WINDOW: u32 = 256;
 /// Flag bits announced.
@@ -133,6 +133,19 @@ impl SinkStream {
     }
 }
 
+/// The answer to a token, behind `out`.
+pub fn hello(out: &mut BytesMut) {
+    let (lo, hi) = FEATURES.words(true);
+    Message::AuthOk(AuthOk {
+        server_flags: FLAGS,
+        server_features: Some(lo),
+        server_features_hi: hi,
+        publish_window: Some(PUBLISH_WINDOW),
+        ..AuthOk::default()
+    })
+    .encode_frame(out);
+}
+
 /// What is answered to a frame, behind `out`.
 ///
 /// # Errors
@@ -156,15 +169,7 @@ pub fn handle(
         Ended::Json(text) => match Message::decode(&text)? {
             Message::Auth(_) if !*authenticated => {
                 *authenticated = true;
-                let (lo, hi) = FEATURES.words(true);
-                Message::AuthOk(AuthOk {
-                    server_flags: FLAGS,
-                    server_features: Some(lo),
-                    server_features_hi: hi,
-                    publish_window: Some(PUBLISH_WINDOW),
-                    ..AuthOk::default()
-                })
-                .encode_frame(out);
+                hello(out);
                 Ok(())
             }
             _ => Err(DecodeError::Malformed("a request the sink does not serve")),

@@ -6,6 +6,7 @@
 //! Not here: checking anything a broker must check: any token, any stream name is accepted.
 
 pub(crate) mod connection;
+mod relay;
 pub(crate) mod serve;
 pub(crate) mod split;
 
@@ -56,6 +57,8 @@ pub struct SinkOptions {
     /// How long to look for work before parking.
     pub spin: Duration,
     pub framing: Framing,
+    /// Publishes are handed on to whoever subscribed.
+    pub relay: bool,
 }
 
 impl Default for SinkOptions {
@@ -67,6 +70,7 @@ impl Default for SinkOptions {
             mtu: 8_900,
             spin: Duration::ZERO,
             framing: Framing::default(),
+            relay: false,
         }
     }
 }
@@ -113,9 +117,15 @@ impl Sink {
         let spec = core_spec("felix-sink", options.cpu, options.spin, (clock, waker.clone()));
         let ending = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&ending);
-        let framing = options.framing;
+        let (framing, relays) = (options.framing, options.relay);
         let socket = group.sockets.into_iter().next().ok_or(BindError::NoCores)?;
-        let core = spawn_core(spec, socket, move |io| serve::serve(io, quic, framing, seen))?;
+        let core = spawn_core(spec, socket, move |io| async move {
+            if relays {
+                serve::run(io, relay::Relay::new(quic), seen).await
+            } else {
+                serve::serve(io, quic, framing, seen).await
+            }
+        })?;
         Ok(Sink { address, certificate_pem, ending, waker, core: Some(core) })
     }
 

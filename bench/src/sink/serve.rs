@@ -23,7 +23,7 @@ pub const CONN_WINDOW: u64 = 16 << 20;
 pub const SEND_WINDOW: u64 = 1 << 20;
 /// The broker's budgets of a turn: bytes received, bytes read from streams, bytes of one read.
 pub const RECV_BYTES: usize = 1 << 20;
-const TURN_BYTES: usize = 4 << 20;
+pub const TURN_BYTES: usize = 4 << 20;
 pub const READ_BYTES: usize = 64 << 10;
 /// Bytes of one stream before the next one is read.
 const STREAM_BYTES: usize = 1 << 20;
@@ -57,9 +57,17 @@ struct Server {
     counts: SinkCounts,
 }
 
-/// Serves until `ending` is set and the core is woken.
-pub async fn serve(mut io: CoreIo, quic: Quic, framing: Framing, ending: Arc<AtomicBool>) -> SinkCounts {
-    let mut server = Server {
+/// What a core of a sink does between receiving and sending.
+pub trait Serves {
+    fn quic(&mut self) -> &mut Quic;
+    /// True when there is more to do at once.
+    fn turn(&mut self, now: Tick) -> bool;
+    fn counts(&self) -> SinkCounts;
+}
+
+/// Takes publishes until `ending` is set and the core is woken.
+pub async fn serve(io: CoreIo, quic: Quic, framing: Framing, ending: Arc<AtomicBool>) -> SinkCounts {
+    let server = Server {
         quic,
         framing,
         streams: HashMap::default(),
@@ -68,10 +76,15 @@ pub async fn serve(mut io: CoreIo, quic: Quic, framing: Framing, ending: Arc<Ato
         discard: Discard::default(),
         counts: SinkCounts::default(),
     };
+    run(io, server, ending).await
+}
+
+/// Serves until `ending` is set and the core is woken.
+pub async fn run(mut io: CoreIo, mut server: impl Serves, ending: Arc<AtomicBool>) -> SinkCounts {
     let mut batch = Transmits::new(TRANSMITS);
     loop {
         let now = io.now();
-        let quic = &mut server.quic;
+        let quic = server.quic();
         let received = io.udp.recv(RECV_BYTES, |datagram| {
             quic.handle_datagram(now, datagram.remote, datagram.local_ip, datagram.ecn, datagram.data);
         });
@@ -79,24 +92,26 @@ pub async fn serve(mut io: CoreIo, quic: Quic, framing: Framing, ending: Arc<Ato
         let ends = ending.load(Ordering::Acquire);
         let more = server.turn(now);
         if ends {
-            server.quic.close_all(now, VarInt::from_u32(0), &Bytes::new());
+            server.quic().close_all(now, VarInt::from_u32(0), &Bytes::new());
         }
-        transmit(&mut server.quic, &mut io, &mut batch);
+        transmit(server.quic(), &mut io, &mut batch);
         if ends {
-            server.counts.bytes = server.discard.bytes;
-            return server.counts;
+            return server.counts();
         }
         if more || !drained {
             continue;
         }
         // With datagrams left over, the wait comes back soon by itself.
-        let until = server.quic.next_timeout();
+        let until = server.quic().next_timeout();
         io.wait(until);
     }
 }
 
-impl Server {
-    /// True when there is more to do at once.
+impl Serves for Server {
+    fn quic(&mut self) -> &mut Quic {
+        &mut self.quic
+    }
+
     fn turn(&mut self, now: Tick) -> bool {
         self.quic.handle_timeouts(now);
         while let Some((key, event)) = self.quic.poll_event() {
@@ -110,6 +125,12 @@ impl Server {
         !self.ready.is_empty()
     }
 
+    fn counts(&self) -> SinkCounts {
+        SinkCounts { bytes: self.discard.bytes, ..self.counts }
+    }
+}
+
+impl Server {
     fn handle(&mut self, key: ConnKey, event: QuicEvent) {
         match event {
             QuicEvent::Connected => self.counts.connections += 1,

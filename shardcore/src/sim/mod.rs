@@ -7,6 +7,8 @@
 mod broker;
 mod check;
 mod client;
+#[cfg(test)]
+mod cost;
 pub(crate) mod credentials;
 mod disks;
 mod durable;

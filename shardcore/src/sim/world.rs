@@ -234,7 +234,10 @@ impl World {
                 client.receive(self.now, delivery);
             }
         }
-        self.broker.run(self.now, &mut self.net, &mut self.shared.trace)?;
+        let run = || self.broker.run(self.now, &mut self.net, &mut self.shared.trace);
+        #[cfg(test)]
+        let run = || super::cost::counted(run);
+        run()?;
         let moving = !self.broker.agrees();
         if !moving {
             self.shared.model.agreed(self.now);

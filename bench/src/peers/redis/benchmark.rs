@@ -113,6 +113,7 @@ pub fn run(
         refused_batches: 0,
         unanswered_batches: 0,
         read: None,
+        idle_connection_bytes: None,
         shape,
     })
 }
