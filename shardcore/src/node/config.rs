@@ -172,6 +172,7 @@ impl Settings {
             stream_window: count(self.stream_recv_window.0),
             conn_window: count(self.conn_recv_window.0),
             windows_bytes_max: Size(share / 100 * WINDOW_MEMORY_PERCENT).get(),
+            cache_bytes_max: Size(share / 100 * self.cache_memory_percent).get(),
             shed: self.shed,
             tenant_labels_max: count(self.tenant_metrics_max),
             drain_timeout: self.drain_timeout(),

@@ -25,6 +25,10 @@ const SERVER_FLAGS: Flags = Flags(0x1fff);
 pub const SERVER_FEATURES: Features = Features::TOPOLOGY
     .union(Features::REDIRECT)
     .union(Features::STREAM_SHARDS)
+    .union(Features::CACHE_DELETE)
+    .union(Features::COUNTERS)
+    .union(Features::CACHE_SHARDS)
+    .union(Features::CACHE_CONDITIONAL)
     .union(Features::ERROR_CODES)
     .union(Features::SHARD_MOVED)
     .union(Features::UNSUPPORTED)

@@ -5,6 +5,9 @@
 //! an unbroken run from the beginning of an epoch, so a lane's order holds.
 //! Not here: which core asks for what (`turn`), subscribers (`projection::stream`).
 
+pub mod ask;
+pub mod cache;
+pub mod journal;
 pub mod logged;
 pub mod mail;
 mod numbers;
@@ -255,7 +258,7 @@ impl Shard {
     fn read_numbers(&mut self, from: Offset, until: Offset, cx: &mut ShardCx<'_>) {
         if let Some((logged, store)) = self.logged.as_mut().zip(cx.store.as_deref_mut()) {
             logged.full = true;
-            let page = PageFor { shard: self.id, reader: PageReader::Numbers, from };
+            let page = PageFor { shard: self.id, reader: PageReader::Numbers, from, life: 0 };
             store.read(logged.at(), page, until, NUMBERS_PAGE_BYTES);
         }
     }
@@ -391,6 +394,8 @@ impl Shard {
                 }
             }
             ShardInput::Unlink => self.links.retain(|l| l.core != from),
+            // Nothing is kept beside the records of a stream.
+            ShardInput::Ask { token, ask } => self.send(from, ShardOutput::AskBack { token, ask }, cx.out),
         }
     }
 
@@ -409,7 +414,8 @@ impl Shard {
             }
             let below_ring = from < self.ring.start();
             if let Some(store) = cx.store.as_deref_mut().filter(|_| below_ring) {
-                let page = PageFor { shard: self.id, reader: PageReader::Subscription { to, token }, from };
+                let reader = PageReader::Subscription { to, token };
+                let page = PageFor { shard: self.id, reader, from, life: 0 };
                 return store.read(logged.at(), page, self.ring.end(), bytes_max);
             }
         }

@@ -18,6 +18,8 @@ use felix_runtime::quic::{ConnKey, Dir, Quic, QuicEvent, StreamId, Transmits, Va
 use felix_wire::id::{CoreId, Generation, ShardIndex};
 use slab::Slab;
 
+use super::asking::{AskJob, AskedAgain};
+use super::caches::{CacheWanted, CachesLed};
 use super::counters::{CoreCounters, Counter};
 use super::lane::Lane;
 use super::publishing::{Job, Origin};
@@ -30,10 +32,11 @@ use crate::hash::HashState;
 use crate::projection::producer::ProducerIds;
 use crate::projection::stream::feed::Feed;
 use crate::session::{Action, CLOSE_SHUTDOWN, Cx, Session};
+use crate::shard::cache::CacheShard;
 use crate::shard::mail::{Ending, FromShard, SubToken, ToShard};
 use crate::shard::ring::RingLimits;
 use crate::shard::{Outputs, Shard};
-use crate::snapshot::{CoreLimits, FromCore, Keys, Owner, Routes, ShardId, ToCore};
+use crate::snapshot::{CoreLimits, FromCore, Keys, LogRole, Owner, Resource, Routes, ShardId, ToCore};
 use crate::store::{LogSource, Store};
 
 /// Bytes read from streams in one turn before datagrams are looked at again.
@@ -106,6 +109,12 @@ pub struct Core {
     pub(super) wanted: Vec<(ShardId, Wanted)>,
     /// Those whose log could not be made; they are wanted again in a while.
     pub(super) unmade: Vec<(ShardId, Wanted)>,
+    pub(super) caches: Map<ShardId, CacheShard>,
+    /// Durable shards of caches of this core that are not served yet, and those whose log could not be made.
+    pub(super) caches_wanted: Vec<(ShardId, CacheWanted)>,
+    pub(super) caches_unmade: Vec<(ShardId, CacheWanted)>,
+    /// Shards of caches opened over logs so far.
+    pub(super) cache_lives: u64,
     pub(super) next_retain: Tick,
     pub(super) next_log_figures: Tick,
     pub(super) rings_bytes: usize,
@@ -117,6 +126,11 @@ pub struct Core {
     /// Lanes that hold publishes back.
     pub(super) blocked: Vec<ShardId>,
     pub(super) jobs: Slab<Job>,
+    /// Requests that are not answered, and their bytes.
+    pub(super) asks: Slab<AskJob>,
+    pub(super) asks_bytes: usize,
+    /// Those that came back.
+    pub(super) asks_back: Vec<AskedAgain>,
     pub(super) credits: Vec<Credit>,
     /// Lanes that wait for credit, by the core they send to.
     pub(super) credit_queues: Vec<VecDeque<ShardId>>,
@@ -178,6 +192,10 @@ impl Core {
             granted: BTreeMap::new(),
             wanted: Vec::new(),
             unmade: Vec::new(),
+            caches: Map::default(),
+            caches_wanted: Vec::new(),
+            caches_unmade: Vec::new(),
+            cache_lives: 0,
             next_retain: Tick::ZERO,
             next_log_figures: Tick::ZERO,
             rings_bytes: 0,
@@ -186,6 +204,9 @@ impl Core {
             lanes: Map::default(),
             blocked: Vec::new(),
             jobs: Slab::new(),
+            asks: Slab::new(),
+            asks_bytes: 0,
+            asks_back: Vec::new(),
             feeds: Map::default(),
             subs: Slab::new(),
             next_sub: 0,
@@ -326,6 +347,8 @@ impl Core {
         let told = self.gauges().into_iter().all(|(gauge, now)| self.counters.get(gauge) == now);
         let quiet = self.sessions.is_empty()
             && self.jobs.is_empty()
+            && self.asks.is_empty()
+            && self.caches.is_empty()
             && self.starved.is_empty()
             && self.wanted.is_empty()
             && self.store.is_none();
@@ -451,6 +474,7 @@ impl Core {
                     self.publish(now, Origin { conn, stream, tenant }, &place, (records, producer), ack);
                 }
                 Action::Subscribe(ask) => self.subscribe(now, conn, *ask),
+                Action::Ask(ask) => self.ask(now, conn, *ask),
                 Action::NeedKeys { tenant, kid } => self.admin_out.push(FromCore::NeedKeys { tenant, kid }),
                 Action::Close { code, reason } => {
                     let reason = Bytes::from_static(reason.as_bytes());
@@ -519,7 +543,7 @@ impl Core {
     }
 
     /// What the numbers that are not counted as things happen should say.
-    fn gauges(&self) -> [(Counter, u64); 5] {
+    fn gauges(&self) -> [(Counter, u64); 6] {
         let refused = self.quic.refused();
         [
             (Counter::ConnectionsRefused, refused.closing + refused.full + refused.per_ip),
@@ -527,6 +551,7 @@ impl Core {
             (Counter::RingBytes, self.rings_bytes as u64),
             (Counter::Shards, self.shards.len() as u64),
             (Counter::Subscriptions, self.subs.len() as u64),
+            (Counter::AsksWaiting, self.asks.len() as u64),
         ]
     }
 
@@ -549,6 +574,8 @@ impl Core {
         self.bound_queues();
         self.sweep_store(now);
         self.sweep_lanes(now);
+        self.sweep_caches(now);
+        self.sweep_asks(now);
         for (gauge, now) in self.gauges() {
             self.counters.set(gauge, now);
         }
@@ -608,20 +635,27 @@ impl Core {
         let routes = Arc::clone(&self.routes);
         let mut served: Map<ShardId, Generation> = Map::default();
         let mut wanted: Vec<(ShardId, Wanted)> = Vec::new();
-        let mut streams: Map<crate::snapshot::StreamUid, ()> = Map::default();
+        let mut caches = CachesLed::default();
         for route in routes.iter() {
-            streams.insert(route.uid, ());
-            for (index, owner) in route.owners.iter().enumerate() {
+            for (index, owner) in (0..).map(ShardIndex).zip(&route.owners) {
                 let Owner::Here { core, generation } = owner else { continue };
                 if *core != self.id {
                     continue;
                 }
-                let shard = ShardIndex(u32::try_from(index).unwrap_or(u32::MAX));
-                let id = ShardId { stream: route.uid, shard };
-                served.insert(id, *generation);
-                if let Some(retention) = route.log {
-                    let key = route.log_key(shard);
-                    wanted.push((id, Wanted { generation: *generation, key, retention }));
+                let (id, generation) = (ShardId { stream: route.uid, shard: index }, *generation);
+                match (route.resource, route.log) {
+                    (Resource::Cache, None) => caches.in_memory.push((id, generation)),
+                    (Resource::Cache, Some(_)) => {
+                        let keys = [LogRole::Cache, LogRole::Counters].map(|role| route.log_key(role, index));
+                        caches.logged.push((id, CacheWanted { generation, keys }));
+                    }
+                    (Resource::Stream, retention) => {
+                        served.insert(id, generation);
+                        if let Some(retention) = retention {
+                            let key = route.log_key(LogRole::Records, index);
+                            wanted.push((id, Wanted { generation, key, retention }));
+                        }
+                    }
                 }
             }
         }
@@ -632,7 +666,7 @@ impl Core {
             .map(|(id, _)| *id)
             .collect();
         for id in gone {
-            let why = if streams.contains_key(&id.stream) { Ending::Moved } else { Ending::Deleted };
+            let why = if routes.route(id.stream).is_some() { Ending::Moved } else { Ending::Deleted };
             self.close_shard(now, id, why);
         }
         let ring = self.ring_limits();
@@ -643,7 +677,9 @@ impl Core {
             self.shards.entry(id).or_insert_with(|| Shard::open(id, generation, ring));
         }
         self.want_logged(now, wanted);
+        self.lead_caches(now, caches, |id| routes.route(id.stream).is_some());
         self.reroute_lanes(now);
+        self.sweep_asks(now);
     }
 
     /// Bounds of the ring of a shard.

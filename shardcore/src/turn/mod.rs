@@ -1,5 +1,7 @@
 //! What runs on a core. `core` is the state machine, `run` the one loop around it.
 
+mod asking;
+mod caches;
 pub mod core;
 pub mod counters;
 pub(crate) mod disks;

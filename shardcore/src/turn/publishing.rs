@@ -149,11 +149,18 @@ impl Core {
     /// A request for a shard of this core.
     pub(super) fn handle_ask(&mut self, now: Tick, from: CoreId, to: ToShard) {
         let ToShard { shard: id, generation, what } = to;
+        let what = match what {
+            ShardInput::Ask { token, ask } => {
+                return self.handle_cache_ask(now, (from, token), (id, generation), ask);
+            }
+            other => other,
+        };
         let shard = self.shards.get_mut(&id).filter(|s| s.generation() == generation);
         let Some(shard) = shard else {
             let what = match what {
                 ShardInput::Publish { job, .. } => ShardOutput::Bounced { job, why: Bounce::Moved },
                 ShardInput::Subscribe { token, .. } => ShardOutput::SubscribeMoved { token },
+                ShardInput::Ask { token, ask } => ShardOutput::AskBack { token, ask },
                 ShardInput::Pull { .. } | ShardInput::Release { .. } | ShardInput::Unlink => return,
             };
             self.shard_out.push((from, FromShard { shard: id, generation, what }));
@@ -194,6 +201,8 @@ impl Core {
             | ShardOutput::Bounced { .. }
             | ShardOutput::Refused { .. }
             | ShardOutput::Unknown { .. } => self.publish_answer(now, answer),
+            ShardOutput::Answered { token, reply } => return self.ask_answered(token, &reply),
+            ShardOutput::AskBack { token, ask } => return self.ask_came_back(token, ask),
             ShardOutput::Room => {
                 if let Some(lane) = self.lanes.get_mut(&shard) {
                     lane.room();

@@ -222,6 +222,10 @@ impl Settings {
             self.ring_memory_percent == 0 || self.ring_memory_percent > 60,
             format!("ring_memory_percent is {}; it can be 1 to 60", self.ring_memory_percent),
         );
+        refuse(
+            self.cache_memory_percent == 0 || self.cache_memory_percent > 60,
+            format!("cache_memory_percent is {}; it can be 1 to 60", self.cache_memory_percent),
+        );
         for (name, value, least) in [
             ("auth_timeout_ms", self.auth_timeout_ms, 1),
             ("publish_queue_wait_ms", self.publish_queue_wait_ms, 0),

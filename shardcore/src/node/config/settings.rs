@@ -69,6 +69,8 @@ settings! {
     ring_memory_percent: u64 = 25, "FELIX_RING_MEMORY_PERCENT";
     /// Bytes for all replay rings of one core; 0 takes the share above.
     ring_memory: Size = Size(0), "FELIX_RING_MEMORY";
+    /// Share of a core's memory for values of caches, in percent; without a storage folder also for keys and counters.
+    cache_memory_percent: u64 = 15, "FELIX_CACHE_MEMORY_PERCENT";
     /// Most shards given to one core before the next one is tried; 0 spreads evenly.
     shards_per_core: u64 = 0, "FELIX_SHARDS_PER_CORE";
     /// Drop unacknowledged publishes of a full shard instead of holding them back.
