@@ -153,6 +153,19 @@ impl Principal {
         if tenant == &*self.tenant && allowed { Ok(Granted(what)) } else { Err(Forbidden) }
     }
 
+    /// May it do `action` on the group? A group of another tenant is always forbidden.
+    pub fn group<T>(
+        &self,
+        action: Action,
+        name: (&str, &str, &str),
+        group: &str,
+        what: T,
+    ) -> Result<Granted<T>, Forbidden> {
+        let (tenant, namespace, stream) = name;
+        let allowed = self.grants.allows_group(action, tenant, namespace, stream, group);
+        if tenant == &*self.tenant && allowed { Ok(Granted(what)) } else { Err(Forbidden) }
+    }
+
     /// May it see how wide a cache is? Any right on caches of the tenant will do, since one may be on some keys only.
     pub fn sees_cache<T>(&self, name: (&str, &str, &str), what: T) -> Result<Granted<T>, Forbidden> {
         let any = [Action::CacheRead, Action::CacheWrite, Action::CacheManage];

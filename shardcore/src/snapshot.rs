@@ -20,6 +20,7 @@ use felix_wire::routing::KeyMapping;
 use jsonwebtoken::DecodingKey;
 
 use crate::hash::HashState;
+use crate::projection::group::GroupSettings;
 use crate::store::{LogSource, VolumeStart};
 use crate::turn::tenants::TenantReport;
 
@@ -39,13 +40,15 @@ pub enum LogRole {
     Cache,
     /// The adds of the counters beside a cache.
     Counters,
+    /// The changes of the consumer groups of a stream's shard.
+    Groups,
 }
 
 impl LogRole {
     /// The logs of one durable shard.
     pub fn of(resource: Resource) -> &'static [LogRole] {
         match resource {
-            Resource::Stream => &[LogRole::Records],
+            Resource::Stream => &[LogRole::Records, LogRole::Groups],
             Resource::Cache => &[LogRole::Cache, LogRole::Counters],
         }
     }
@@ -55,7 +58,13 @@ impl LogRole {
             LogRole::Records => "stream",
             LogRole::Cache => "cache",
             LogRole::Counters => "counters",
+            LogRole::Groups => "groups",
         }
+    }
+
+    /// Whether the shard is not served without it.
+    pub fn is_vital(self) -> bool {
+        self != LogRole::Groups
     }
 }
 
@@ -341,6 +350,11 @@ pub struct CoreLimits {
     /// What the shards of caches of the core may hold of values in memory, all together; those without a log hold their
     /// keys in it too.
     pub cache_bytes_max: usize,
+    /// How consumer groups behave, and how long a poll may wait.
+    pub groups: GroupSettings,
+    pub group_wait_max: Duration,
+    /// There are folders for logs, so consumer groups are served.
+    pub has_logs: bool,
 }
 
 impl Default for CoreLimits {
@@ -388,6 +402,9 @@ impl Default for CoreLimits {
             asks_max: 16_384,
             asks_bytes_max: 256 * MIB,
             cache_bytes_max: 512 * MIB,
+            groups: GroupSettings::default(),
+            group_wait_max: Duration::from_secs(30),
+            has_logs: true,
         }
     }
 }

@@ -94,6 +94,8 @@ pub enum PageReader {
     Replay(LogRole),
     /// A request that needs the value of a cache key.
     Value { slot: usize },
+    /// A poll of a consumer group.
+    Poll { slot: usize },
 }
 
 struct PageWanted {

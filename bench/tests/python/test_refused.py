@@ -26,12 +26,6 @@ def full_token(broker):
 CALLS = {
     "watch_cache": lambda c, s: c.watch_cache(*S, "c", felix.CacheWatchFilter.key("k")),
     "watch_cache of a prefix": lambda c, s: c.watch_cache(*S, "c", felix.CacheWatchFilter.prefix(""), retained=True),
-    "group_poll": lambda c, s: c.group_poll(*S, s, 0, "g", wait=0.1),
-    "group_poll of a consumer": lambda c, s: c.group_poll(*S, s, 0, "g", wait=0.1, consumer="me", reclaim=True),
-    "group_ack": lambda c, s: c.group_ack(*S, s, 0, "g", 0),
-    "group_dead_letters": lambda c, s: c.group_dead_letters(*S, s, 0, "g"),
-    "group_discard": lambda c, s: c.group_discard(*S, s, 0, "g", 0),
-    "group_redrive": lambda c, s: c.group_redrive(*S, s, 0, "g", 0),
     "commit": lambda c, s: c.commit(*S, b"e", [felix.CommitOp.publish(s, b"x"), felix.CommitOp.put(s, "k", b"v")]),
     "state_get": lambda c, s: c.state_get(*S, s, b"e", "k"),
 }

@@ -15,6 +15,7 @@ use felix_wire::control::Action as Right;
 use felix_wire::features::Features;
 use felix_wire::id::{Offset, RequestId};
 
+use super::group::{RecordTold, group_answer, write_polled};
 use super::refusal::Refusal;
 use super::stream::Stream;
 use super::{Action, AskAction, Cx, write_error};
@@ -42,6 +43,21 @@ pub enum Answering {
     Sum {
         request_id: RequestId,
     },
+    Polled {
+        request_id: RequestId,
+        told: RecordTold,
+    },
+    /// Of another request about a group.
+    Group {
+        request_id: RequestId,
+    },
+}
+
+impl Answering {
+    /// Whether the request may wait for long.
+    pub fn is_poll(&self) -> bool {
+        matches!(self, Answering::Polled { .. })
+    }
 }
 
 /// A request as it was read.
@@ -169,6 +185,13 @@ pub fn write_answer(answering: &Answering, reply: &Reply, codes: bool, out: &mut
         }
         (Answering::Sum { request_id }, Reply::Sum(value)) => {
             Message::CounterValue(CounterValue { value: *value, request_id: *request_id })
+        }
+        (Answering::Polled { request_id, told }, Reply::Polled(records)) => {
+            return write_polled(records, (*request_id, *told), out);
+        }
+        (Answering::Group { request_id }, reply) if group_answer(reply, *request_id).is_some() => {
+            let Some(message) = group_answer(reply, *request_id) else { return };
+            message
         }
         (_, _) => {
             debug_assert!(false, "the answer of another request: {reply:?}");

@@ -9,6 +9,7 @@ pub mod answers;
 mod auth;
 pub mod cache;
 mod frames;
+mod group;
 mod publish;
 pub mod refusal;
 mod request;
@@ -22,12 +23,13 @@ use std::time::Duration;
 
 use felix_runtime::clock::Tick;
 use felix_runtime::quic::{ConnKey, Dir, Quic, ReadOutcome, StreamId, VarInt};
-use felix_wire::client::{Message, Records};
+use felix_wire::client::{Message, NotLeader, Records};
 use felix_wire::frame::FrameReader;
-use felix_wire::id::{CoreId, ProducerId, Sequence};
+use felix_wire::id::{CoreId, Generation, ProducerId, Sequence};
 
 use crate::access::{Access, Granted, Principal};
 use crate::hash::HashState;
+use crate::projection::group::ConnectionId;
 use crate::projection::producer::ProducerIds;
 use crate::route::Place;
 use crate::shard::ask::{Ask, Reply};
@@ -166,6 +168,8 @@ pub struct Pumped {
 #[derive(Debug)]
 pub struct Session {
     key: ConnKey,
+    /// Of the broker; never used again.
+    number: ConnectionId,
     opened: Tick,
     streams: HashMap<StreamId, Stream, HashState>,
     identities: Vec<Identity>,
@@ -193,10 +197,11 @@ pub struct Session {
 }
 
 impl Session {
-    /// A connection whose handshake is complete.
-    pub fn new(key: ConnKey, now: Tick) -> Session {
+    /// A connection whose handshake is complete; `number` names no other one of the broker.
+    pub fn new(key: ConnKey, number: ConnectionId, now: Tick) -> Session {
         Session {
             key,
+            number,
             opened: now,
             streams: HashMap::default(),
             identities: Vec::new(),
@@ -351,12 +356,15 @@ impl Session {
         self.unread_bytes = self.unread_bytes + now - std::mem::replace(&mut stream.unread_counted, now);
     }
 
-    /// The client stopped reading our half.
-    pub fn stopped(&mut self, id: StreamId, cx: &mut Cx<'_>) {
+    /// The client stopped reading our half. Whether requests of it are not answered.
+    pub fn stopped(&mut self, id: StreamId, cx: &mut Cx<'_>) -> bool {
+        let mut unanswered = false;
         if let Some(stream) = self.streams.get_mut(&id) {
+            unanswered = !stream.asked.is_empty();
             stream.stopped();
         }
         self.flush(id, cx);
+        unanswered
     }
 
     /// Writes what can be written and forgets the stream when it is over. True when it was held back and may go on.
@@ -623,6 +631,11 @@ fn write_error(stream: &mut Stream, refusal: &Refusal) {
         return;
     }
     refusal.to_message(stream.dialect.codes).encode_frame(stream.answers());
+}
+
+/// Says which node serves a shard.
+fn not_leader<'a>(node: &'a str, addr: Option<&'a str>, generation: Generation) -> Message<'a> {
+    Message::NotLeader(NotLeader { node_id: node.into(), addr: addr.map(Into::into), generation })
 }
 
 /// The route of a stream the caller may see, with the proof.

@@ -8,6 +8,7 @@ use felix_wire::client::{Error, Message, RefusalReason};
 use felix_wire::error_code::{ErrorCode, ErrorDetail, RetryClass};
 use felix_wire::id::Offset;
 
+use crate::projection::group::GroupRefused;
 use crate::route::RouteError;
 use crate::shard::ask::AskRefused;
 use crate::shard::mail::{Doubt, NotWritten, NumberRefusal};
@@ -111,7 +112,26 @@ impl Refusal {
             AskRefused::Unknown(why) => Refusal::outcome_unknown(*why),
             AskRefused::Unreadable => Refusal::unreadable(),
             AskRefused::Broken(why) => Refusal::no_log(why),
+            AskRefused::Group(why) => Refusal::of_group(*why),
         }
+    }
+
+    fn of_group(why: GroupRefused) -> Refusal {
+        let code = match why {
+            GroupRefused::GroupName
+            | GroupRefused::MemberName
+            | GroupRefused::NoRecords
+            | GroupRefused::NeverHandedOut
+            | GroupRefused::InFuture { .. }
+            | GroupRefused::TooOld { .. } => ErrorCode::InvalidRequest,
+            GroupRefused::StaleClaim => ErrorCode::StaleClaim,
+            GroupRefused::NotListed => ErrorCode::NotFound,
+            GroupRefused::TooManyPolls => ErrorCode::Overloaded,
+            GroupRefused::TooManyGroups
+            | GroupRefused::TooManyDeadLetters
+            | GroupRefused::TooManyUnfinished => ErrorCode::LimitExceeded,
+        };
+        Refusal { message: Cow::Owned(why.to_string()), ..Refusal::new(code, "") }
     }
 
     /// The request does not make sense.

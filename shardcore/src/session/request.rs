@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use felix_runtime::quic::StreamId;
 use felix_wire::client::{
-    AckRequest, Message, NotLeader, ProducerInitOk, Records, ShardKind, ShardOwner, ShardOwners,
-    ShardOwnersView, StartPosition, StreamShards, StreamShardsView, Subscribe, TopologyView, Unsupported,
+    AckRequest, Message, ProducerInitOk, Records, ShardKind, ShardOwner, ShardOwners, ShardOwnersView,
+    StartPosition, StreamShards, StreamShardsView, Subscribe, TopologyView, Unsupported,
 };
 use felix_wire::control::Action as Right;
 use felix_wire::features::Features;
@@ -16,10 +16,11 @@ use felix_wire::id::{Generation, ShardIndex};
 use felix_wire::routing::KeyMapping;
 
 use super::cache::{cache_request, cache_shards};
+use super::group::group_request;
 use super::publish::Incoming;
 use super::refusal::Refusal;
 use super::stream::Stream;
-use super::{Action, Cx, Session, SubscribeAction, write_error};
+use super::{Action, Cx, Session, SubscribeAction, not_leader, write_error};
 use crate::access::Principal;
 use crate::route::{Placing, RouteError, place};
 use crate::shard::mail::Start;
@@ -80,6 +81,7 @@ impl Session {
     fn answered_request(&mut self, id: StreamId, identity: usize, message: Message<'_>, cx: &mut Cx<'_>) {
         let expired = self.is_expired(identity);
         let Some(principal) = self.identities.get(identity).map(|i| Arc::clone(&i.principal)) else { return };
+        let number = self.number;
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if expired {
             return write_error(stream, &Refusal::unauthenticated());
@@ -108,6 +110,7 @@ impl Session {
             Message::Unknown(unknown) => unsupported(stream, &unknown.type_name, None, unknown.request_id),
             Message::Extension(m) => unsupported(stream, "extension", Some(&m.name), m.request_id),
             other if cache_request(stream, &principal, &other, cx) => {}
+            other if group_request(stream, (&principal, number), &other, cx) => {}
             other => write_error(stream, &Refusal::not_served(other.type_name())),
         }
     }
@@ -209,8 +212,7 @@ fn subscribe(stream: &mut Stream, who: (&Principal, usize), m: &Subscribe<'_>, c
         Err(RouteError::OtherNode { node, addr, generation })
             if stream.features.contains(Features::REDIRECT) =>
         {
-            let answer = NotLeader { node_id: node.into(), addr: addr.map(Cow::Borrowed), generation };
-            Message::NotLeader(answer).encode_frame(stream.answers());
+            not_leader(node, addr, generation).encode_frame(stream.answers());
             return;
         }
         Err(error) => return write_error(stream, &Refusal::from_route(&error)),

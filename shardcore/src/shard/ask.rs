@@ -5,6 +5,7 @@
 //! Not here: who asked and how the answer is written (`session`), when it is asked again (`turn::asking`).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use felix_runtime::clock::Tick;
@@ -12,12 +13,13 @@ use felix_wire::id::{CoreId, Offset};
 
 use super::mail::{Doubt, NotWritten};
 use crate::projection::cache::Condition;
+use crate::projection::group::{ConnectionId, GroupInfo, GroupRefused, Handed, Seek};
 
 /// What a request takes in memory beside its key and value.
 const ASK_OVERHEAD_BYTES: usize = 128;
 
 /// Names a request at its sender; meaningless to the owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AskToken(pub u64);
 
 /// Who asked.
@@ -52,9 +54,75 @@ pub enum Ask {
     CounterGet {
         key: Bytes,
     },
+    Group(Box<GroupAsk>),
+}
+
+/// A request about a consumer group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupAsk {
+    pub group: Box<str>,
+    pub what: GroupWhat,
+}
+
+/// What is asked of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GroupWhat {
+    Poll {
+        connection: ConnectionId,
+        max_records: u32,
+        /// How long it waits for a first record.
+        wait: Duration,
+        /// Zero is the group's own.
+        visibility: Duration,
+        member: Option<Box<[u8]>>,
+        reclaim: bool,
+    },
+    Ack {
+        offset: Offset,
+    },
+    Nack {
+        offset: Offset,
+        attempts: u32,
+        delay: Duration,
+    },
+    Extend {
+        offset: Offset,
+        attempts: u32,
+        by: Duration,
+    },
+    DeadLetter {
+        offset: Offset,
+    },
+    DeadLetters,
+    Discard {
+        offset: Offset,
+    },
+    Redrive {
+        offset: Offset,
+    },
+    Seek {
+        to: Seek,
+        if_new: bool,
+    },
+    Describe,
+    Delete,
+}
+
+/// A record that a poll is answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolledRecord {
+    pub handed: Handed,
+    pub payload: Bytes,
+    /// Milliseconds since 1970.
+    pub timestamp_ms: u64,
 }
 
 impl Ask {
+    /// Whether it is about something of a stream, and not of a cache.
+    pub fn is_of_stream(&self) -> bool {
+        matches!(self, Ask::Group(_))
+    }
+
     /// Bytes it holds.
     pub fn bytes(&self) -> usize {
         let held = match self {
@@ -63,6 +131,13 @@ impl Ask {
             | Ask::CacheDelete { key, .. }
             | Ask::CounterAdd { key, .. }
             | Ask::CounterGet { key } => key.len(),
+            Ask::Group(ask) => {
+                let member = match &ask.what {
+                    GroupWhat::Poll { member, .. } => member.as_ref().map_or(0, |member| member.len()),
+                    _ => 0,
+                };
+                ask.group.len() + member
+            }
         };
         held + ASK_OVERHEAD_BYTES
     }
@@ -85,6 +160,17 @@ pub enum Reply {
     },
     /// The sum of a counter; none when nothing was ever added.
     Sum(Option<i64>),
+    /// What a poll gets, maybe nothing.
+    Polled(Vec<PolledRecord>),
+    /// How long a claim holds from now on.
+    Extended(Duration),
+    DeadLetters(Vec<Offset>),
+    Position {
+        offset: Offset,
+        moved: bool,
+    },
+    Group(GroupInfo),
+    Existed(bool),
     Refused(AskRefused),
 }
 
@@ -94,6 +180,8 @@ impl Reply {
         match self {
             // The value of a delete has no version.
             Reply::Value { value: Some(value), version: Some(_) } => Some(value.len()),
+            // Its records come again when their claims lapse.
+            Reply::Polled(records) => Some(records.iter().map(|record| record.payload.len()).sum()),
             _ => None,
         }
     }
@@ -115,6 +203,7 @@ pub enum AskRefused {
     Unreadable,
     /// The log says what cannot be, and nothing of the shard is served.
     Broken(Arc<str>),
+    Group(GroupRefused),
 }
 
 /// A request that waits at the owner.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use felix_logstore::record::{Batch, BatchKind};
+use felix_logstore::record::Batch;
 use felix_wire::id::{Generation, Offset};
 use slab::Slab;
 
@@ -147,6 +147,7 @@ impl CacheShard {
                 let reply = Reply::Sum(self.counters.get(&key));
                 self.answer(asker, reply, cx);
             }
+            Ask::Group(_) => self.give_back(asker, ask, cx),
             write => {
                 let log = self.journal(role_of(&write));
                 match log.filter(|log| log.is_backed_up()) {
@@ -168,7 +169,7 @@ impl CacheShard {
         match role {
             LogRole::Cache => Some(cache),
             LogRole::Counters => Some(counters),
-            LogRole::Records => None,
+            LogRole::Records | LogRole::Groups => None,
         }
     }
 
@@ -207,7 +208,7 @@ impl CacheShard {
                 Err(refused) => Err(refused),
             },
             Ask::CounterAdd { key, delta } => self.add(asker, key, *delta, cx),
-            Ask::CacheGet { .. } | Ask::CounterGet { .. } => Ok(()),
+            Ask::CacheGet { .. } | Ask::CounterGet { .. } | Ask::Group(_) => Ok(()),
         };
         match done {
             Ok(()) => Ok(()),
@@ -245,7 +246,7 @@ impl CacheShard {
         draft.encode(&mut self.scratch);
         let at = match &mut self.logs {
             Some((log, _)) => {
-                let at = log.append(BatchKind::Data, &self.scratch, None, cx)?;
+                let at = log.append(&[&self.scratch], cx)?;
                 self.cache.claimed(draft, at);
                 at
             }
@@ -292,7 +293,7 @@ impl CacheShard {
         draft.encode(&mut self.scratch);
         let at = match &mut self.logs {
             Some((log, _)) => {
-                let at = log.append(BatchKind::Data, &self.scratch, None, cx)?;
+                let at = log.append(&[&self.scratch], cx)?;
                 self.cache.claimed(draft, at);
                 at
             }
@@ -325,7 +326,7 @@ impl CacheShard {
         draft.encode(&mut self.scratch);
         let after = match &mut self.logs {
             Some((_, log)) => {
-                let at = log.append(BatchKind::Data, &self.scratch, None, cx)?;
+                let at = log.append(&[&self.scratch], cx)?;
                 self.counters.claimed(draft, at);
                 Offset(at.0 + 1)
             }
@@ -342,7 +343,7 @@ impl CacheShard {
     fn owe(&mut self, role: LogRole, after: Offset, asker: Asker, reply: Reply, cx: &mut ShardCx<'_>) {
         let settled = match role {
             LogRole::Counters => self.counters.settled_end(),
-            LogRole::Cache | LogRole::Records => self.cache.settled_end(),
+            LogRole::Cache | LogRole::Records | LogRole::Groups => self.cache.settled_end(),
         };
         match self.journal(role) {
             Some(log) => log.owe((after, settled), asker, reply, cx),
@@ -431,7 +432,7 @@ impl CacheShard {
         for batch in batches {
             let taken = match role {
                 LogRole::Counters => self.counters.replay(batch),
-                LogRole::Cache | LogRole::Records => self.cache.replay(batch),
+                LogRole::Cache | LogRole::Records | LogRole::Groups => self.cache.replay(batch),
             };
             if let Err(error) = taken {
                 return self.break_down(error.to_string());
@@ -452,7 +453,7 @@ impl CacheShard {
     pub fn settled(&mut self, role: LogRole, end: Offset, cx: &mut ShardCx<'_>) {
         match role {
             LogRole::Counters => self.counters.settle(end),
-            LogRole::Cache | LogRole::Records => self.cache.settle(end, cx.unix_ms),
+            LogRole::Cache | LogRole::Records | LogRole::Groups => self.cache.settle(end, cx.unix_ms),
         }
         if let Some(log) = self.journal(role) {
             log.settled(end, cx);
@@ -477,7 +478,7 @@ impl CacheShard {
     pub fn log_stopped(&mut self, role: LogRole, cx: &mut ShardCx<'_>) {
         match role {
             LogRole::Counters => self.counters.stop(),
-            LogRole::Cache | LogRole::Records => self.cache.stop(),
+            LogRole::Cache | LogRole::Records | LogRole::Groups => self.cache.stop(),
         };
         if let Some(log) = self.journal(role) {
             log.stop(cx);
@@ -560,6 +561,7 @@ impl From<WriteRefused> for NotMade {
 fn role_of(ask: &Ask) -> LogRole {
     match ask {
         Ask::CacheGet { .. } | Ask::CachePut { .. } | Ask::CacheDelete { .. } => LogRole::Cache,
+        Ask::Group(_) => LogRole::Groups,
         Ask::CounterAdd { .. } | Ask::CounterGet { .. } => LogRole::Counters,
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use felix_logstore::log::{AppendMeta, ClaimError};
 use felix_logstore::record::{Batch, BatchKind};
 use felix_runtime::clock::Tick;
-use felix_wire::id::{Generation, Offset, ProducerId, Sequence};
+use felix_wire::id::{Generation, Offset};
 
 use super::ShardCx;
 use super::ask::{Ask, AskRefused, Asker, Parked, Reply};
@@ -61,6 +61,7 @@ pub struct Journal {
     at: LogAt,
     role: LogRole,
     replay: Option<Replay>,
+    found_end: Offset,
     owed: VecDeque<Owed>,
     parked: VecDeque<Parked>,
     parked_bytes: usize,
@@ -86,6 +87,7 @@ impl Journal {
             at,
             role,
             replay: (start < end).then_some(Replay { next: start, end }),
+            found_end: end,
             owed: VecDeque::new(),
             parked: VecDeque::new(),
             parked_bytes: 0,
@@ -103,6 +105,11 @@ impl Journal {
     /// Whether its log is still being read.
     pub fn is_replaying(&self) -> bool {
         self.replay.is_some()
+    }
+
+    /// One past the last offset that was read at the start.
+    pub fn found_end(&self) -> Offset {
+        self.found_end
     }
 
     /// Whether nothing waits.
@@ -139,24 +146,21 @@ impl Journal {
         self.replay = self.replay.filter(|replay| replay.next < replay.end);
     }
 
-    /// Claims an offset for one record and appends it.
+    /// Claims offsets for records, one at least, and appends them as one batch. Gives the first.
     ///
     /// # Errors
     /// Nothing was claimed.
-    pub fn append(
-        &mut self,
-        kind: BatchKind,
-        payload: &[u8],
-        producer: Option<(ProducerId, Sequence)>,
-        cx: &mut ShardCx<'_>,
-    ) -> Result<Offset, NoClaim> {
+    pub fn append(&mut self, records: &[&[u8]], cx: &mut ShardCx<'_>) -> Result<Offset, NoClaim> {
         if self.stopped {
             return Err(NoClaim::Refused(NotWritten::Stopped));
         }
         let Some(store) = cx.store.as_deref_mut() else { return Err(NoClaim::Gone) };
         let why_no_space = store.why_no_space(self.at.volume);
         let Some(engine) = store.engine(self.at) else { return Err(NoClaim::Gone) };
-        let claim = match engine.claim(self.at.log, kind, NonZeroU32::MIN, payload.len()) {
+        let bytes = records.iter().map(|record| record.len()).sum();
+        let count = u32::try_from(records.len()).ok().and_then(NonZeroU32::new);
+        let Some(count) = count else { return Err(NoClaim::Refused(NotWritten::TooLarge)) };
+        let claim = match engine.claim(self.at.log, BatchKind::Data, count, bytes) {
             Ok(claim) => claim,
             Err(ClaimError::NoRoom) => {
                 self.full = true;
@@ -168,10 +172,10 @@ impl Journal {
             Err(ClaimError::TooLarge) => return Err(NoClaim::Refused(NotWritten::TooLarge)),
         };
         let base = claim.base();
-        let meta = AppendMeta { generation: self.generation, timestamp_ms: cx.unix_ms, producer };
-        let batch = engine.append(self.at.log, claim, meta, std::iter::once((cx.unix_ms, payload)));
+        let meta = AppendMeta { generation: self.generation, timestamp_ms: cx.unix_ms, producer: None };
+        let batch = engine.append(self.at.log, claim, meta, records.iter().map(|r| (cx.unix_ms, *r)));
         assert!(batch.is_some(), "a log that gave a claim is there for its append");
-        store.note_batch(payload.len());
+        store.note_batch(bytes);
         Ok(base)
     }
 
@@ -185,6 +189,10 @@ impl Journal {
     ) {
         if after <= settled {
             return self.answer(asker, reply, cx);
+        }
+        if self.stopped {
+            // It will never be settled.
+            return self.answer(asker, Reply::Refused(AskRefused::Unknown(Doubt::LogFailed)), cx);
         }
         self.owed.push_back(Owed { after, asker, reply, since: cx.now, given_up: false });
     }
@@ -228,6 +236,11 @@ impl Journal {
         }
     }
 
+    /// Whether it waits to be told of room.
+    pub fn is_full(&self) -> bool {
+        self.full
+    }
+
     /// Whether writes have to wait for those before them.
     pub fn is_backed_up(&self) -> bool {
         self.full || !self.parked.is_empty()
@@ -259,6 +272,14 @@ impl Journal {
     pub fn park_first(&mut self, parked: Parked) {
         self.parked_bytes += parked.ask.bytes();
         self.parked.push_front(parked);
+    }
+
+    /// Takes out a request that waits for room.
+    pub fn take_parked_of(&mut self, asker: Asker) -> Option<Parked> {
+        let at = self.parked.iter().position(|parked| parked.asker == asker)?;
+        let parked = self.parked.remove(at)?;
+        self.parked_bytes -= parked.ask.bytes();
+        Some(parked)
     }
 
     /// Writes that have waited for room for `wait` are refused.

@@ -91,6 +91,10 @@ pub enum ShardInput {
         token: AskToken,
         ask: Ask,
     },
+    /// Nobody waits for the answer of a request any more; it is answered all the same.
+    Cancel {
+        token: AskToken,
+    },
 }
 
 /// Why a publish came back. Nothing was claimed.

@@ -7,6 +7,7 @@
 
 pub mod ask;
 pub mod cache;
+pub mod group;
 pub mod journal;
 pub mod logged;
 pub mod mail;
@@ -26,6 +27,7 @@ use smallvec::SmallVec;
 use crate::projection::producer::{Numbered, OwnIds};
 use crate::snapshot::ShardId;
 use crate::store::{LogAt, PageFor, PageReader, Store};
+use group::RecordsAt;
 use logged::{Logged, Taken};
 use mail::{
     Bounce, Doubt, Ending, FromShard, Job, JobToken, LanePos, NotWritten, PageLoss, Reader, ShardInput,
@@ -156,6 +158,18 @@ impl Shard {
     /// The next offset.
     pub fn end(&self) -> Offset {
         self.ring.end()
+    }
+
+    /// Where its records are and which can be read, when it has a log.
+    pub fn records(&self, store: &Store) -> Option<RecordsAt> {
+        let logged = self.logged.as_ref()?;
+        Some(RecordsAt { at: logged.at(), start: logged.start(store), end: self.records_end() })
+    }
+
+    /// One past the last record: offsets at the end that no record will have are not counted.
+    pub fn records_end(&self) -> Offset {
+        let end = self.ring.end();
+        self.logged.as_ref().map_or(end, |logged| logged.records_end(end))
     }
 
     /// Gives up its oldest slot for the sake of the core's budget; the bytes freed, 0 when it is pinned or empty.
@@ -396,6 +410,7 @@ impl Shard {
             ShardInput::Unlink => self.links.retain(|l| l.core != from),
             // Nothing is kept beside the records of a stream.
             ShardInput::Ask { token, ask } => self.send(from, ShardOutput::AskBack { token, ask }, cx.out),
+            ShardInput::Cancel { .. } => {}
         }
     }
 
@@ -493,8 +508,7 @@ impl Shard {
         if hold && begin < end && !logged {
             self.links[at].holds.push((token, begin));
         }
-        let records_end = self.logged.as_ref().map_or(end, |logged| logged.records_end(end));
-        let live = records_end.max(begin);
+        let live = self.records_end().max(begin);
         self.send(from, ShardOutput::Subscribed { token, start: begin, end, live, logged }, out);
     }
 

@@ -81,6 +81,23 @@ impl Core {
         self.answer_session((job.conn, job.stream), job.slot, &job.answering, Ok(reply));
     }
 
+    /// The client of a stream, or of all of a connection, waits for nothing any more. Only polls wait for long.
+    pub(super) fn cancel_asks(&mut self, now: Tick, conn: ConnKey, stream: Option<StreamId>) {
+        let of_stream = |job: &AskJob| job.conn == conn && stream.is_none_or(|stream| job.stream == stream);
+        let polls = self.asks.iter().filter(|(_, job)| of_stream(job) && job.answering.is_poll());
+        let polls: Vec<(u64, ShardId)> = polls.map(|(token, job)| (token as u64, job.shard)).collect();
+        for (token, shard) in polls {
+            if let Some(job) = self.asks.get_mut(token as usize) {
+                // If it came back it is not asked again.
+                job.deadline = now;
+            }
+            let Some(Owner::Here { core, generation }) = self.routes.owner(shard) else { continue };
+            let (core, generation) = (*core, *generation);
+            let what = ShardInput::Cancel { token: AskToken(token) };
+            self.ask_shard(now, core, ToShard { shard, generation, what });
+        }
+    }
+
     /// A request came back with nothing done: it is asked again, where the routes say then.
     pub(super) fn ask_came_back(&mut self, token: AskToken, ask: Ask) {
         self.asks_back.push(AskedAgain { token, ask });
@@ -128,6 +145,7 @@ impl Core {
                 Some(Owner::Node { .. }) => Refusal::other_node(),
                 Some(Owner::Nobody { reason }) => Refusal::unavailable(reason),
                 Some(Owner::NoLog { why }) => Refusal::no_log(why),
+                None if again.ask.is_of_stream() => Refusal::unknown_stream(),
                 None => Refusal::unknown_cache(),
             };
             self.refuse_ask(token, &refusal);

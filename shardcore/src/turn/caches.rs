@@ -85,7 +85,7 @@ impl Core {
             return;
         }
         let Some(store) = &mut self.store else { return };
-        let (granted, caches, lives) = (&mut self.granted, &mut self.caches, &mut self.cache_lives);
+        let (granted, caches, lives) = (&mut self.granted, &mut self.caches, &mut self.lives);
         let mut opened = Vec::new();
         self.caches_wanted.retain(|(id, wanted)| {
             let at = wanted.keys.map(|key| {
@@ -161,7 +161,7 @@ impl Core {
         self.with_cache(now, page.shard, |cache, cx| match page.reader {
             PageReader::Replay(role) => cache.replay_page(role, read, cx),
             PageReader::Value { slot } => cache.value_page(slot, read, cx),
-            PageReader::Subscription { .. } | PageReader::Numbers => {}
+            PageReader::Subscription { .. } | PageReader::Numbers | PageReader::Poll { .. } => {}
         });
     }
 

@@ -29,10 +29,12 @@ use super::subscribing::{FeedKey, Sub};
 use super::tenants::Tenants;
 use crate::access::Access;
 use crate::hash::HashState;
+use crate::projection::group::ConnectionId;
 use crate::projection::producer::ProducerIds;
 use crate::projection::stream::feed::Feed;
 use crate::session::{Action, CLOSE_SHUTDOWN, Cx, Session};
 use crate::shard::cache::CacheShard;
+use crate::shard::group::GroupShard;
 use crate::shard::mail::{Ending, FromShard, SubToken, ToShard};
 use crate::shard::ring::RingLimits;
 use crate::shard::{Outputs, Shard};
@@ -100,6 +102,8 @@ pub struct Core {
     scratch: String,
     pub(super) windows_bytes: usize,
     pub(super) sessions: Map<ConnKey, Session>,
+    /// Connections there ever were.
+    connections: u64,
     pub(super) shards: Map<ShardId, Shard>,
     /// The logs of this core, once recovery has ended.
     pub(super) store: Option<Store>,
@@ -113,8 +117,11 @@ pub struct Core {
     /// Durable shards of caches of this core that are not served yet, and those whose log could not be made.
     pub(super) caches_wanted: Vec<(ShardId, CacheWanted)>,
     pub(super) caches_unmade: Vec<(ShardId, CacheWanted)>,
-    /// Shards of caches opened over logs so far.
-    pub(super) cache_lives: u64,
+    /// Consumer groups by their shard, and when the first of them has something to do.
+    pub(super) groups: Map<ShardId, GroupShard>,
+    pub(super) groups_due: Option<Tick>,
+    /// Machines opened over logs so far.
+    pub(super) lives: u64,
     pub(super) next_retain: Tick,
     pub(super) next_log_figures: Tick,
     pub(super) rings_bytes: usize,
@@ -187,6 +194,7 @@ impl Core {
             scratch: String::new(),
             windows_bytes: 0,
             sessions: Map::default(),
+            connections: 0,
             shards: Map::default(),
             store: None,
             granted: BTreeMap::new(),
@@ -195,7 +203,9 @@ impl Core {
             caches: Map::default(),
             caches_wanted: Vec::new(),
             caches_unmade: Vec::new(),
-            cache_lives: 0,
+            groups: Map::default(),
+            groups_due: None,
+            lives: 0,
             next_retain: Tick::ZERO,
             next_log_figures: Tick::ZERO,
             rings_bytes: 0,
@@ -276,6 +286,7 @@ impl Core {
             ToCore::Drain if self.drain == Drain::No => {
                 self.quic.refuse_new(true);
                 self.drain = Drain::Settling { until: now + self.limits.drain_timeout / 2 };
+                self.end_polls(now);
             }
             ToCore::Drain => {}
             ToCore::Stop => {
@@ -301,6 +312,7 @@ impl Core {
             bytes += self.pump(now, conn, stream, budget);
         }
         self.run_store(now);
+        self.run_groups(now);
         self.flush_shards(now);
         self.flush_touched(now);
         self.pump_subscriptions(now);
@@ -355,7 +367,7 @@ impl Core {
         let idle = quiet && told && !self.tenants.is_untold() && self.drain == Drain::No;
         let sweep = self.next_sweep.filter(|_| !idle);
         let store = self.store.as_ref().and_then(Store::next_timeout);
-        self.quic.next_timeout().into_iter().chain(sweep).chain(store).min()
+        self.quic.next_timeout().into_iter().chain(sweep).chain(store).chain(self.groups_due).min()
     }
 
     /// Whether a drain has ended.
@@ -396,7 +408,9 @@ impl Core {
         while let Some((conn, event)) = self.quic.poll_event() {
             match event {
                 QuicEvent::Connected => {
-                    self.sessions.insert(conn, Session::new(conn, now));
+                    self.connections += 1;
+                    let number = ConnectionId(u64::from(self.id.0) << 48 | self.connections);
+                    self.sessions.insert(conn, Session::new(conn, number, now));
                     self.next_sweep.get_or_insert(now + SWEEP);
                 }
                 QuicEvent::StreamOpened { stream, dir } => {
@@ -411,7 +425,9 @@ impl Core {
                 QuicEvent::Stopped { stream, .. } => match self.event_streams.get(&(conn, stream)).copied() {
                     Some(token) => self.end_subscription(now, token),
                     None => {
-                        self.with_session(now, conn, |s, cx| s.stopped(stream, cx));
+                        if self.with_session(now, conn, |s, cx| s.stopped(stream, cx)) == Some(true) {
+                            self.cancel_asks(now, conn, Some(stream));
+                        }
                     }
                 },
                 QuicEvent::Closed { .. } => self.forget_connection(now, conn),
@@ -431,6 +447,7 @@ impl Core {
         for token in ended {
             self.end_subscription(now, token);
         }
+        self.cancel_asks(now, conn, None);
     }
 
     pub(super) fn make_ready(&mut self, conn: ConnKey, stream: StreamId) {
@@ -575,6 +592,7 @@ impl Core {
         self.sweep_store(now);
         self.sweep_lanes(now);
         self.sweep_caches(now);
+        self.sweep_groups(now);
         self.sweep_asks(now);
         for (gauge, now) in self.gauges() {
             self.counters.set(gauge, now);

@@ -61,6 +61,8 @@ counters! {
     CacheShards Gauge "cache_shards" "Shards of caches served.";
     CacheKeys Gauge "cache_keys" "Keys with a value in them.";
     CacheBytes Gauge "cache_memory_bytes" "Bytes of memory of their keys, values and counters.";
+    Groups Gauge "groups" "Consumer groups in memory.";
+    GroupPolls Gauge "group_polls_waiting" "Polls of them that wait or are being read for.";
     EventFrames Counter "delivered_frames" "Event frames written.";
     EventBytes Counter "delivered_bytes" "Bytes of event frames written.";
     SubscribeDropped Counter "subscribe_dropped" "Records skipped for subscribers that did not keep up.";

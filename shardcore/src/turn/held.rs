@@ -24,6 +24,7 @@ impl Core {
             ("jobs", self.jobs.len()),
             ("asks", self.asks.len() + self.asks_back.len()),
             ("ask bytes", self.asks_bytes),
+            ("groups at work", self.groups.values().filter(|groups| !groups.is_idle()).count()),
             ("caches at work", self.caches.values().filter(|cache| !cache.is_idle()).count()),
             ("parked", self.lanes.values().map(Lane::queued).sum()),
             ("credit", self.credits.iter().map(|c| c.outstanding() as usize).sum()),

@@ -5,6 +5,7 @@ mod caches;
 pub mod core;
 pub mod counters;
 pub(crate) mod disks;
+mod groups;
 #[cfg(any(test, feature = "sim"))]
 mod held;
 pub mod lane;

@@ -245,12 +245,14 @@ impl Core {
         match event {
             Event::Settled { log, end } => self.log_settled(now, at(log), end),
             Event::Room { log } => match self.served_beside(at(log)) {
+                Some((id, LogRole::Groups)) => self.groups_log_has_room(now, id),
                 Some(served) => self.cache_log_has_room(now, served),
                 None => self.with_logged(now, at(log), |shard, _| shard.log_has_room()),
             },
             Event::Stopped { log, reason, unknown_from } => {
                 tracing::error!(%reason, %unknown_from, key = %self.key_of(at(log)), "a log stopped: its stream takes no writes until the broker is started again");
                 match self.served_beside(at(log)) {
+                    Some((id, LogRole::Groups)) => self.groups_log_stopped(now, id),
                     Some(served) => self.cache_log_stopped(now, served),
                     None => self.with_logged(now, at(log), |shard, cx| shard.log_stopped(cx.out)),
                 }
@@ -268,6 +270,9 @@ impl Core {
                     PageReader::Numbers => self.with_logged(now, at(log), |shard, cx| {
                         shard.numbers_page(&batches, cx);
                     }),
+                    PageReader::Replay(LogRole::Groups) | PageReader::Poll { .. } => {
+                        self.groups_page(now, page_for, Ok(&batches));
+                    }
                     PageReader::Replay(_) | PageReader::Value { .. } => {
                         self.cache_page(now, page_for, Ok(&batches));
                     }
@@ -275,6 +280,7 @@ impl Core {
             }
             Event::StartMoved { log, start } => {
                 self.with_logged(now, at(log), |shard, _| shard.log_start_moved(start));
+                self.tell_groups_of(now, at(log), Some(start));
             }
             Event::ReadFailed { log, read, error } => self.read_failed(now, at(log), read, &error),
             Event::CreateFailed { log, error } => {
@@ -317,8 +323,16 @@ impl Core {
 
     /// A log could not be made, and nothing of it is there: its shard waits until it is tried again.
     fn create_failed(&mut self, now: Tick, at: LogAt) {
-        if let Some(served) = self.served_beside(at) {
-            return self.cache_create_failed(now, served, at.volume);
+        match self.served_beside(at) {
+            Some((id, LogRole::Groups)) => {
+                let key = self.routes.route(id.stream).map(|route| route.log_key(LogRole::Groups, id.shard));
+                // They are opened again when somebody asks for them.
+                self.granted.extend(key.map(|key| (key, (at.volume, LogSource::New))));
+                self.close_groups(now, id, Ending::Moved);
+                return self.route_outputs(now);
+            }
+            Some(served) => return self.cache_create_failed(now, served, at.volume),
+            None => {}
         }
         let id = self.store.as_ref().and_then(|store| store.served_by(at)).map(|(id, _)| id);
         let generation = id.and_then(|id| self.shards.get(&id)).map(Shard::generation);
@@ -370,8 +384,20 @@ impl Core {
             end = self.store.as_ref().and_then(|store| store.log(at)).map_or(end, |log| log.claimed_end());
         }
         match self.served_beside(at) {
+            Some((id, LogRole::Groups)) => self.groups_settled(now, id, end),
             Some(served) => self.cache_settled(now, served, end),
-            None => self.with_logged(now, at, |shard, cx| shard.settled(end, cx)),
+            None => {
+                self.with_logged(now, at, |shard, cx| shard.settled(end, cx));
+                self.tell_groups_of(now, at, None);
+            }
+        }
+    }
+
+    /// The records in a log end elsewhere now, or begin there.
+    fn tell_groups_of(&mut self, now: Tick, at: LogAt, start: Option<Offset>) {
+        let served = self.store.as_ref().and_then(|store| store.served_by(at));
+        if let Some((id, LogRole::Records)) = served {
+            self.tell_groups(now, id, start);
         }
     }
 
@@ -399,6 +425,9 @@ impl Core {
                 self.answer_reader(page_for.shard, to, ShardOutput::PageLost { token, why });
             }
             PageReader::Numbers => self.with_logged(now, at, |shard, cx| shard.numbers_lost(why, cx)),
+            PageReader::Replay(LogRole::Groups) | PageReader::Poll { .. } => {
+                self.groups_page(now, page_for, Err(&why));
+            }
             PageReader::Replay(_) | PageReader::Value { .. } => self.cache_page(now, page_for, Err(&why)),
         }
     }
@@ -411,11 +440,16 @@ impl Core {
         match role {
             LogRole::Records => self.close_shard(now, id, why),
             LogRole::Cache | LogRole::Counters => self.close_cache(now, id, why),
+            LogRole::Groups => {
+                self.close_groups(now, id, why);
+                self.route_outputs(now);
+            }
         }
     }
 
     /// Ends a shard: what it owes is answered and its subscriptions are told.
     pub(super) fn close_shard(&mut self, now: Tick, id: ShardId, why: Ending) {
+        self.close_groups(now, id, why);
         if let Some(mut shard) = self.shards.remove(&id) {
             if let Some((at, store)) = shard.log().zip(self.store.as_mut()) {
                 store.unserve(at);

@@ -169,9 +169,10 @@ impl RouteMaker {
                 if spec.log.is_none() || !matches!(owner, Owner::Here { .. }) {
                     return owner;
                 }
-                // Without all of its logs a durable shard is not served at all: an ack would promise what is not kept.
+                // Without its logs a durable shard is not served at all: an ack would promise what is not kept.
                 let obstacle = LogRole::of(resource)
                     .iter()
+                    .filter(|role| role.is_vital())
                     .find_map(|role| logs.obstacle(log_key(*role, &life.name, incarnation, id.shard)));
                 obstacle.map_or(owner, |why| Owner::NoLog { why: why.into() })
             })

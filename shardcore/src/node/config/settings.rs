@@ -97,6 +97,16 @@ settings! {
     retention_check_ms: u64 = 60_000, "FELIX_DURABLE_RETENTION_CHECK_MS";
     /// With less free on a drive, writes to its durable streams are refused; with twice as much they go on.
     disk_low: Size = Size(1_024 * MIB), "FELIX_DISK_LOW";
+    /// How long a record that was handed out to a consumer group stays claimed, in milliseconds.
+    group_visibility_timeout_ms: u64 = 30_000, "FELIX_GROUP_VISIBILITY_TIMEOUT_MS";
+    /// The longest claim, extension or delay of a record of a group, in milliseconds.
+    group_max_visibility_ms: u64 = 43_200_000, "FELIX_GROUP_MAX_VISIBILITY_MS";
+    /// How often a record is handed out before it is a dead letter.
+    group_max_attempts: u64 = 5, "FELIX_GROUP_MAX_ATTEMPTS";
+    /// Records of one group of a shard that may be handed out and unfinished.
+    group_max_in_flight: u64 = 10_000, "FELIX_GROUP_MAX_IN_FLIGHT";
+    /// How long a poll may wait for a first record, in milliseconds.
+    group_max_wait_ms: u64 = 30_000, "FELIX_GROUP_MAX_WAIT_MS";
     /// File to write, once serving, with the addresses in use (JSON, mode 0600, complete or absent).
     ready_file: Option<String> = None, "FELIX_READY_FILE";
 

@@ -2,6 +2,7 @@
 
 mod caches;
 mod confirm;
+mod groups;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

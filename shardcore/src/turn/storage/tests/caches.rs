@@ -236,15 +236,21 @@ fn what_expires_stays_away_after_a_restart_and_bad_requests_say_why() {
 fn a_failed_write_leaves_the_outcome_unknown_and_reads_go_on() {
     let mut world = open(Fsync::OnCommit);
     assert_eq!(ask(&mut world, put(1, b"one")), Reply::Written);
+    let add = |delta| Ask::CounterAdd { key: key(1), delta };
+    assert_eq!(ask(&mut world, add(1)), Reply::Sum(Some(1)));
     world.disk.choose_faults(|asked| {
         let slot = asked.path.is_some_and(|path| path.as_str().contains("slots/"));
         (slot && asked.kind == OpKind::Write).then_some(Fault::Error(DiskError::Io { errno: 5 }))
     });
     let unknown = Reply::Refused(AskRefused::Unknown(Doubt::LogFailed));
-    assert_eq!(ask(&mut world, put(1, b"two")), unknown);
+    send(&mut world, 1, put(1, b"two"));
+    send(&mut world, 2, add(5));
+    world.run(Duration::from_millis(20));
+    assert_eq!(answers(&mut world), [(1, Some(unknown.clone())), (2, Some(unknown.clone()))]);
     let stopped = Reply::Refused(AskRefused::NotWritten(NotWritten::Stopped));
     assert_eq!(ask(&mut world, put(1, b"three")), stopped);
     assert_eq!(value(&mut world, 1), Some(b"one".to_vec()), "what was answered stays readable");
+    assert_eq!(ask(&mut world, add(i64::MAX)), unknown, "a refusal that hangs on what is not known");
     world.disk.choose_faults(|_| None);
     let mut world = restart(world, Fsync::OnCommit);
     let found = value(&mut world, 1).expect("it is there");
