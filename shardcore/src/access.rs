@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use aws_lc_rs::digest::{SHA256, digest};
-use felix_wire::control::{Action, Audience, Claims, Grants, TOKEN_ISSUER};
+use felix_wire::control::{Action, Audience, Claims, Grants, ObjectKind, TOKEN_ISSUER};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 
 use crate::snapshot::Keys;
@@ -138,6 +138,39 @@ impl Principal {
             return Err(Forbidden);
         }
         Ok(Granted(what))
+    }
+
+    /// May it do `action` on a key of the cache? A cache of another tenant is always forbidden (client-protocol 11.1).
+    pub fn cache_key<T>(
+        &self,
+        action: Action,
+        name: (&str, &str, &str),
+        key: &[u8],
+        what: T,
+    ) -> Result<Granted<T>, Forbidden> {
+        let (tenant, namespace, cache) = name;
+        let allowed = self.grants.allows_cache_key(action, tenant, namespace, cache, key);
+        if tenant == &*self.tenant && allowed { Ok(Granted(what)) } else { Err(Forbidden) }
+    }
+
+    /// May it do `action` on the group? A group of another tenant is always forbidden.
+    pub fn group<T>(
+        &self,
+        action: Action,
+        name: (&str, &str, &str),
+        group: &str,
+        what: T,
+    ) -> Result<Granted<T>, Forbidden> {
+        let (tenant, namespace, stream) = name;
+        let allowed = self.grants.allows_group(action, tenant, namespace, stream, group);
+        if tenant == &*self.tenant && allowed { Ok(Granted(what)) } else { Err(Forbidden) }
+    }
+
+    /// May it see how wide a cache is? Any right on caches of the tenant will do, since one may be on some keys only.
+    pub fn sees_cache<T>(&self, name: (&str, &str, &str), what: T) -> Result<Granted<T>, Forbidden> {
+        let any = [Action::CacheRead, Action::CacheWrite, Action::CacheManage];
+        let seen = any.iter().any(|action| self.grants.holds_any(*action, ObjectKind::Cache));
+        if name.0 == &*self.tenant && seen { Ok(Granted(what)) } else { Err(Forbidden) }
     }
 
     /// May it see that the stream exists: any right on it will do (stream_shards, shard_owners).

@@ -20,10 +20,55 @@ use felix_wire::routing::KeyMapping;
 use jsonwebtoken::DecodingKey;
 
 use crate::hash::HashState;
+use crate::projection::group::GroupSettings;
 use crate::store::{LogSource, VolumeStart};
 use crate::turn::tenants::TenantReport;
 
-/// Tenant, namespace and name of a stream.
+/// What a route is of. A stream and a cache may have the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Resource {
+    Stream,
+    Cache,
+}
+
+/// What a log of a shard is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LogRole {
+    /// The records of a stream.
+    Records,
+    /// The changes of a cache.
+    Cache,
+    /// The adds of the counters beside a cache.
+    Counters,
+    /// The changes of the consumer groups of a stream's shard.
+    Groups,
+}
+
+impl LogRole {
+    /// The logs of one durable shard.
+    pub fn of(resource: Resource) -> &'static [LogRole] {
+        match resource {
+            Resource::Stream => &[LogRole::Records, LogRole::Groups],
+            Resource::Cache => &[LogRole::Cache, LogRole::Counters],
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            LogRole::Records => "stream",
+            LogRole::Cache => "cache",
+            LogRole::Counters => "counters",
+            LogRole::Groups => "groups",
+        }
+    }
+
+    /// Whether the shard is not served without it.
+    pub fn is_vital(self) -> bool {
+        self != LogRole::Groups
+    }
+}
+
+/// Tenant, namespace and name of a stream or cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamName {
     pub tenant: Arc<str>,
@@ -37,11 +82,11 @@ impl StreamName {
     }
 }
 
-/// One life of one stream on this node: unique for the process, never used again.
+/// One life of one stream or cache on this node: unique for the process, never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamUid(pub u64);
 
-/// One shard of one life of a stream.
+/// One shard of one life of a stream or cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ShardId {
     pub stream: StreamUid,
@@ -61,14 +106,15 @@ pub enum Owner {
     NoLog { why: Arc<str> },
 }
 
-/// A stream as the catalog and the assignments describe it.
+/// A stream or cache as the catalog and the assignments describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamRoute {
+    pub resource: Resource,
     pub uid: StreamUid,
     pub name: StreamName,
     pub incarnation: Incarnation,
     pub mapping: KeyMapping,
-    /// The stream is durable: each shard has a log, with this retention.
+    /// It is durable: each shard has logs; that of a stream with this retention, those of a cache with none.
     pub log: Option<Retention>,
     /// One entry per shard, in shard order; never empty.
     pub owners: Vec<Owner>,
@@ -80,9 +126,15 @@ impl StreamRoute {
         self.log.is_some()
     }
 
-    /// The name of a shard's log.
-    pub fn log_key(&self, shard: ShardIndex) -> ShardKey {
-        log_key(&self.name, self.incarnation, shard)
+    /// The name of a log of a shard.
+    pub fn log_key(&self, role: LogRole, shard: ShardIndex) -> ShardKey {
+        log_key(role, &self.name, self.incarnation, shard)
+    }
+
+    /// The names of all logs of a shard; none when it has none.
+    pub fn log_keys(&self, shard: ShardIndex) -> impl Iterator<Item = ShardKey> {
+        let roles = if self.is_durable() { LogRole::of(self.resource) } else { &[] };
+        roles.iter().map(move |role| self.log_key(*role, shard))
     }
 
     /// Width of the stream.
@@ -92,9 +144,9 @@ impl StreamRoute {
 }
 
 /// The name of a shard's log: a hash, the same on every node and at every start.
-pub fn log_key(name: &StreamName, incarnation: Incarnation, shard: ShardIndex) -> ShardKey {
+pub fn log_key(role: LogRole, name: &StreamName, incarnation: Incarnation, shard: ShardIndex) -> ShardKey {
     let StreamName { tenant, namespace, stream } = name;
-    let text = format!("stream\0{tenant}\0{namespace}\0{stream}\0{}", shard.0);
+    let text = format!("{}\0{tenant}\0{namespace}\0{stream}\0{}", role.word(), shard.0);
     let hash = digest(&SHA256, text.as_bytes());
     let name = hash.as_ref().iter().take(16).fold(0, |name, byte| (name << 8) | u128::from(*byte));
     if planted::is(Defect::NamesakeLog) {
@@ -103,45 +155,48 @@ pub fn log_key(name: &StreamName, incarnation: Incarnation, shard: ShardIndex) -
     ShardKey { name, incarnation }
 }
 
-/// All streams this node knows. Replaced whole.
+/// All streams and caches this node knows. Replaced whole.
 #[derive(Debug, Default)]
 pub struct Routes {
     /// Rises with every snapshot; a core ignores an older one.
     pub version: u64,
     /// By `tenant NUL namespace NUL stream`: catalog names hold no NUL, so no other triple has the same key.
     streams: HashMap<Box<str>, Arc<StreamRoute>, HashState>,
+    caches: HashMap<Box<str>, Arc<StreamRoute>, HashState>,
     by_uid: HashMap<StreamUid, Arc<StreamRoute>, HashState>,
     tenants: HashMap<Arc<str>, (), foldhash::fast::RandomState>,
 }
 
 impl Routes {
-    /// A snapshot of `streams`; `tenants` are those of the synced catalog (a tenant may have no stream).
+    /// A snapshot of `routes`; `tenants` are those of the synced catalog (a tenant may have no stream).
     pub fn new(
         version: u64,
-        streams: impl IntoIterator<Item = Arc<StreamRoute>>,
+        routes: impl IntoIterator<Item = Arc<StreamRoute>>,
         tenants: impl IntoIterator<Item = Arc<str>>,
     ) -> Routes {
-        let streams: HashMap<Box<str>, Arc<StreamRoute>, HashState> =
-            streams.into_iter().map(|s| (s.name.key().into_boxed_str(), s)).collect();
-        Routes {
-            version,
-            by_uid: streams.values().map(|s| (s.uid, Arc::clone(s))).collect(),
-            streams,
-            tenants: tenants.into_iter().map(|t| (t, ())).collect(),
+        let mut all =
+            Routes { version, tenants: tenants.into_iter().map(|t| (t, ())).collect(), ..Routes::default() };
+        for route in routes {
+            all.by_uid.insert(route.uid, Arc::clone(&route));
+            let names = match route.resource {
+                Resource::Stream => &mut all.streams,
+                Resource::Cache => &mut all.caches,
+            };
+            names.insert(route.name.key().into_boxed_str(), route);
         }
+        all
     }
 
     /// The stream of that name. `scratch` is overwritten; keeping it saves an allocation per call.
     pub fn stream(&self, name: (&str, &str, &str), scratch: &mut String) -> Option<&Arc<StreamRoute>> {
-        scratch.clear();
-        scratch.reserve(name.0.len() + name.1.len() + name.2.len() + 2);
-        for (i, part) in [name.0, name.1, name.2].into_iter().enumerate() {
-            if i > 0 {
-                scratch.push('\0');
-            }
-            scratch.push_str(part);
-        }
+        write_key(name, scratch);
         self.streams.get(scratch.as_str())
+    }
+
+    /// The cache of that name; `scratch` as with `stream`.
+    pub fn cache(&self, name: (&str, &str, &str), scratch: &mut String) -> Option<&Arc<StreamRoute>> {
+        write_key(name, scratch);
+        self.caches.get(scratch.as_str())
     }
 
     /// Whether the catalog has been read: before that nobody can say what there is.
@@ -164,9 +219,20 @@ impl Routes {
         self.tenants.contains_key(tenant)
     }
 
-    /// Every stream, in no order.
+    /// Every stream and cache, in no order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<StreamRoute>> {
-        self.streams.values()
+        self.streams.values().chain(self.caches.values())
+    }
+}
+
+fn write_key(name: (&str, &str, &str), scratch: &mut String) {
+    scratch.clear();
+    scratch.reserve(name.0.len() + name.1.len() + name.2.len() + 2);
+    for (i, part) in [name.0, name.1, name.2].into_iter().enumerate() {
+        if i > 0 {
+            scratch.push('\0');
+        }
+        scratch.push_str(part);
     }
 }
 
@@ -276,6 +342,19 @@ pub struct CoreLimits {
     pub token_leeway: Duration,
     /// Tenants with numbers of their own; the others share one row.
     pub tenant_labels_max: u32,
+    /// Requests about caches, counters and the like that a stream may have unanswered; then it is not read on.
+    pub asks_per_stream: u32,
+    /// Those of all connections of the core, and the bytes of their keys and values; more are refused.
+    pub asks_max: u32,
+    pub asks_bytes_max: usize,
+    /// What the shards of caches of the core may hold of values in memory, all together; those without a log hold their
+    /// keys in it too.
+    pub cache_bytes_max: usize,
+    /// How consumer groups behave, and how long a poll may wait.
+    pub groups: GroupSettings,
+    pub group_wait_max: Duration,
+    /// There are folders for logs, so consumer groups are served.
+    pub has_logs: bool,
 }
 
 impl Default for CoreLimits {
@@ -319,6 +398,13 @@ impl Default for CoreLimits {
             close_wait: Duration::from_secs(1),
             token_leeway: Duration::from_secs(5),
             tenant_labels_max: 100,
+            asks_per_stream: 256,
+            asks_max: 16_384,
+            asks_bytes_max: 256 * MIB,
+            cache_bytes_max: 512 * MIB,
+            groups: GroupSettings::default(),
+            group_wait_max: Duration::from_secs(30),
+            has_logs: true,
         }
     }
 }

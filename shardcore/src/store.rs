@@ -18,7 +18,7 @@ use felix_wire::id::{CoreId, Offset};
 use slab::Slab;
 
 use crate::shard::mail::{NotWritten, SubToken};
-use crate::snapshot::ShardId;
+use crate::snapshot::{LogRole, ShardId};
 
 /// Tokens of one engine; a process never asks that many operations.
 const TOKENS_PER_VOLUME: u64 = 1 << 56;
@@ -79,6 +79,8 @@ pub struct PageFor {
     pub shard: ShardId,
     pub reader: PageReader,
     pub from: Offset,
+    /// Of which life of a machine, so that what an earlier one asked for is not taken for its own.
+    pub life: u64,
 }
 
 /// What a page is read for.
@@ -88,6 +90,12 @@ pub enum PageReader {
     Subscription { to: CoreId, token: SubToken },
     /// The shard, which learns what its producers have sent.
     Numbers,
+    /// A machine that is made again from its log.
+    Replay(LogRole),
+    /// A request that needs the value of a cache key.
+    Value { slot: usize },
+    /// A poll of a consumer group.
+    Poll { slot: usize },
 }
 
 struct PageWanted {
@@ -101,7 +109,7 @@ struct PageWanted {
 pub struct Store {
     settings: StoreSettings,
     engines: Vec<Engine>,
-    serving: BTreeMap<LogAt, ShardId>,
+    serving: BTreeMap<LogAt, (ShardId, LogRole)>,
     reads: Slab<PageFor>,
     /// Reads that wait until others have ended.
     waiting: VecDeque<PageWanted>,
@@ -211,9 +219,18 @@ impl Store {
         Some(LogAt { volume, log })
     }
 
+    /// What a log that is kept whole is to be like: one that only its own shard makes shorter.
+    pub fn whole_config(&self) -> LogConfig {
+        LogConfig {
+            roll_after: None,
+            retention: Retention::default(),
+            ..self.log_config(Retention::default())
+        }
+    }
+
     /// The log serves the shard from now on.
-    pub fn serve(&mut self, at: LogAt, shard: ShardId) {
-        self.serving.insert(at, shard);
+    pub fn serve(&mut self, at: LogAt, shard: ShardId, role: LogRole) {
+        self.serving.insert(at, (shard, role));
     }
 
     /// It serves nobody; it stays open.
@@ -241,8 +258,8 @@ impl Store {
         }
     }
 
-    /// The shard a log serves.
-    pub fn shard_of(&self, at: LogAt) -> Option<ShardId> {
+    /// The shard a log serves, and what for.
+    pub fn served_by(&self, at: LogAt) -> Option<(ShardId, LogRole)> {
         self.serving.get(&at).copied()
     }
 

@@ -160,7 +160,7 @@ class ControlPlane:
 class Broker:
     """felix-broker on four cores, whatever the number of processors, following one control plane."""
 
-    def __init__(self, plane, folder, cores=4, settings=(), relay=None):
+    def __init__(self, plane, folder, cores=4, settings=(), relay=None, stored=True):
         self.plane = plane
         self.folder = pathlib.Path(folder)
         self.log = self.folder / "broker.log"
@@ -168,7 +168,8 @@ class Broker:
         self._plane_url = relay(plane) if relay else plane.url
         self._cores = cores
         self._settings = [f"--{key.replace('_', '-')}={value}" for key, value in dict(settings).items()]
-        self._shards = 0
+        self._data = [f"--data-dir={self.folder / 'data'}"] if stored else []
+        self._shards = self._cache_shards = 0
         write_authority_and_leaf(self.folder)
         (self.folder / "node.token").write_text(plane.node_credential())
         self._bind = "127.0.0.1:0"
@@ -190,7 +191,7 @@ class Broker:
                 "--controlplane-sync-interval-ms=100",
                 "--node-id=node-1",
                 f"--node-token-file={self.folder / 'node.token'}",
-                f"--data-dir={self.folder / 'data'}",
+                *self._data,
                 f"--ready-file={ready.path}",
                 f"--tls-cert={self.folder / 'leaf.pem'}",
                 f"--tls-key={self.folder / 'leaf.key'}",
@@ -225,6 +226,22 @@ class Broker:
         self._shards += shards
         self.serves_all()
         return name
+
+    def create_cache(self, name, shards=1):
+        """Creates the cache and waits until this broker serves every shard of it."""
+        self.plane.call("POST", f"namespaces/{NAMESPACE}/caches", {"cache": name, "shards": shards})
+        self._cache_shards += shards
+        self.serves_caches()
+        return name
+
+    def delete_cache(self, name, shards=1):
+        self.plane.call("DELETE", f"namespaces/{NAMESPACE}/caches/{name}")
+        self._cache_shards -= shards
+        self.serves_caches()
+
+    def serves_caches(self):
+        wanted = self._cache_shards
+        until(f"{wanted} shards of caches are served", lambda: self.metric("cache_shards") == wanted)
 
     def delete_stream(self, name, shards=1):
         self.plane.call("DELETE", f"namespaces/{NAMESPACE}/streams/{name}")

@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use felix_runtime::{Clock, Tick};
-use felix_wire::control::{Heartbeat, Jwks, RegisterNode, Stream};
+use felix_wire::control::{Heartbeat, Jwks, RegisterNode};
 use felix_wire::id::{Incarnation, NodeId};
 use tokio::task::JoinSet;
 
@@ -38,7 +38,7 @@ use super::links::Links;
 use super::log_names::LogNames;
 use super::status::NodeStatus;
 use super::storage::LogBook;
-use crate::snapshot::StreamName;
+use crate::snapshot::{Resource, StreamName};
 
 /// Least time between two key snapshots: tokens with made-up key ids must not cost a snapshot each.
 const KEYS_GAP: Duration = Duration::from_millis(20);
@@ -236,8 +236,15 @@ impl Agent {
         if self.catalog.is_synced() && logs.is_up() && self.catalog.take_changed() {
             let routes = Arc::new(self.routes.make(&self.catalog, logs));
             logs.follow(&routes, links);
-            for stream in self.catalog.take_ended_streams() {
-                delete_logs(&stream, logs, links);
+            for stream in self.catalog.take_ended_streams().iter().filter(|stream| stream.durable) {
+                let name = (&*stream.tenant_id, &*stream.namespace, &*stream.stream);
+                let life = (Incarnation(stream.incarnation), stream.shards);
+                logs.ended(Resource::Stream, &stream_name(name), life, links);
+            }
+            for cache in self.catalog.take_ended_caches() {
+                let name = (&*cache.tenant_id, &*cache.namespace, &*cache.cache);
+                let life = (Incarnation(cache.incarnation), cache.shards);
+                logs.ended(Resource::Cache, &stream_name(name), life, links);
             }
             self.status.routes_version.store(routes.version, Relaxed);
             links.routes(&routes);
@@ -268,17 +275,8 @@ impl Agent {
     }
 }
 
-/// The control plane said that this life of the stream is over.
-fn delete_logs(stream: &Stream, logs: &mut LogBook, links: &mut Links) {
-    if !stream.durable {
-        return;
-    }
-    let name = StreamName {
-        tenant: stream.tenant_id.as_str().into(),
-        namespace: stream.namespace.as_str().into(),
-        stream: stream.stream.as_str().into(),
-    };
-    logs.stream_ended((&name, Incarnation(stream.incarnation)), stream.shards, links);
+fn stream_name((tenant, namespace, stream): (&str, &str, &str)) -> StreamName {
+    StreamName { tenant: tenant.into(), namespace: namespace.into(), stream: stream.into() }
 }
 
 async fn speak(api: &ControlPlane, node: &RegisterNode, say: Say) -> Result<Said, ApiError> {

@@ -26,6 +26,7 @@ pub use self::load::{FileText, Sources, load};
 pub use self::settings::{SETTINGS, Setting, Settings};
 pub use self::values::{CORES_MAX, CoreList, FsyncMode, Kind, LogFormat, QueuePolicy, Size};
 
+use crate::projection::group::GroupSettings;
 use crate::snapshot::CoreLimits;
 use crate::store::StoreSettings;
 
@@ -172,6 +173,15 @@ impl Settings {
             stream_window: count(self.stream_recv_window.0),
             conn_window: count(self.conn_recv_window.0),
             windows_bytes_max: Size(share / 100 * WINDOW_MEMORY_PERCENT).get(),
+            cache_bytes_max: Size(share / 100 * self.cache_memory_percent).get(),
+            groups: GroupSettings {
+                visibility: Duration::from_millis(self.group_visibility_timeout_ms),
+                visibility_max: Duration::from_millis(self.group_max_visibility_ms),
+                attempts_max: count(self.group_max_attempts),
+                in_flight_max: count(self.group_max_in_flight) as usize,
+            },
+            group_wait_max: Duration::from_millis(self.group_max_wait_ms),
+            has_logs: !self.storage_dirs().is_empty(),
             shed: self.shed,
             tenant_labels_max: count(self.tenant_metrics_max),
             drain_timeout: self.drain_timeout(),

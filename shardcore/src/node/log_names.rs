@@ -15,7 +15,7 @@ use felix_wire::id::{Incarnation, ShardIndex};
 use tokio::task::JoinHandle;
 
 use super::ready_file;
-use crate::snapshot::{Routes, StreamName, log_key};
+use crate::snapshot::{LogRole, Resource, Routes, StreamName, StreamRoute, log_key};
 
 /// The file in the folder of a volume; hidden, so that it is none of the log's.
 const FILE: &str = ".stream-names";
@@ -52,7 +52,7 @@ impl LogNames {
         if self.roots.is_empty() {
             return;
         }
-        for route in routes.iter().filter(|route| route.is_durable()) {
+        for route in routes.iter().filter(|route| is_named(route)) {
             let width = self.names.get(&route.name).copied();
             if width.is_none_or(|width| width < route.shards()) {
                 self.names.insert(route.name.clone(), route.shards());
@@ -60,8 +60,7 @@ impl LogNames {
             }
         }
         if self.names.len() > NAMES_MAX {
-            let there =
-                |name: &StreamName| routes.iter().any(|route| route.is_durable() && route.name == *name);
+            let there = |name: &StreamName| routes.iter().any(|route| is_named(route) && route.name == *name);
             self.names.retain(|name, _| there(name));
             while self.names.len() > NAMES_MAX {
                 self.names.pop_last();
@@ -86,6 +85,11 @@ impl LogNames {
     }
 }
 
+/// Whether a route is of a stream that has logs. Those of caches are not named.
+fn is_named(route: &StreamRoute) -> bool {
+    route.is_durable() && route.resource == Resource::Stream
+}
+
 /// Tenant, namespace, stream and shard of those of the logs whose hash is that of a name in the volume's file.
 pub fn of_logs(root: &Path, keys: &[ShardKey]) -> BTreeMap<u128, (StreamName, ShardIndex)> {
     let wanted: BTreeSet<u128> = keys.iter().map(|key| key.name).collect();
@@ -97,7 +101,7 @@ pub fn of_logs(root: &Path, keys: &[ShardKey]) -> BTreeMap<u128, (StreamName, Sh
             break;
         }
         for shard in (0..width).map(ShardIndex) {
-            let hash = log_key(&name, Incarnation(0), shard).name;
+            let hash = log_key(LogRole::Records, &name, Incarnation(0), shard).name;
             if wanted.contains(&hash) {
                 found.insert(hash, (name.clone(), shard));
             }
@@ -144,7 +148,7 @@ mod tests {
     use felix_wire::routing::KeyMapping;
 
     use super::*;
-    use crate::snapshot::{Owner, StreamRoute, StreamUid};
+    use crate::snapshot::{Owner, StreamUid};
 
     fn name(stream: &str) -> StreamName {
         StreamName { tenant: "t".into(), namespace: "n".into(), stream: stream.into() }
@@ -153,6 +157,7 @@ mod tests {
     fn routes(streams: &[(&str, usize, bool)]) -> Routes {
         let route = |(uid, (stream, shards, durable)): (u64, &(&str, usize, bool))| {
             Arc::new(StreamRoute {
+                resource: Resource::Stream,
                 uid: StreamUid(uid),
                 name: name(stream),
                 incarnation: Incarnation(9),
@@ -178,7 +183,9 @@ mod tests {
             assert!(names.writing.is_none(), "nothing is new");
         }
         let keys = [("orders", 3), ("parcels", 0), ("events", 0), ("orders", 4)];
-        let keys = keys.map(|(stream, shard)| log_key(&name(stream), Incarnation(9), ShardIndex(shard)));
+        let keys = keys.map(|(stream, shard)| {
+            log_key(LogRole::Records, &name(stream), Incarnation(9), ShardIndex(shard))
+        });
         let found = of_logs(folder.path(), &keys);
         assert_eq!(found.len(), 2);
         assert_eq!(found[&keys[0].name], (name("orders"), ShardIndex(3)));
@@ -188,7 +195,7 @@ mod tests {
     #[test]
     fn a_file_that_lies_or_is_garbage_names_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let key = log_key(&name("orders"), Incarnation(9), ShardIndex(0));
+        let key = log_key(LogRole::Records, &name("orders"), Incarnation(9), ShardIndex(0));
         let named = |text: &[u8]| {
             std::fs::write(folder.path().join(FILE), text).unwrap();
             of_logs(folder.path(), &[key]).len()

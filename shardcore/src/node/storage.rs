@@ -14,7 +14,7 @@ use felix_logstore::id::{Run, ShardKey};
 use felix_logstore::names::SHARDS;
 use felix_wire::id::{CoreId, Incarnation, ShardIndex};
 
-use crate::snapshot::{LogOrder, Owner, RecoveredVolume, Routes, StreamName, log_key};
+use crate::snapshot::{LogOrder, LogRole, Owner, RecoveredVolume, Resource, Routes, StreamName, log_key};
 use crate::store::{LogSource, VolumeStart};
 
 /// Carries orders about logs to the cores: for each core in the order given, and before routes that are sent later.
@@ -115,29 +115,33 @@ impl LogBook {
         (0..cores).map(|_| runs.iter().map(&mut start).collect()).collect()
     }
 
-    /// Every durable shard that is led here gets its log on the core that leads it. To be called before the routes are
+    /// Every durable shard that is led here gets its logs on the core that leads it. To be called before the routes are
     /// sent.
     pub fn follow(&mut self, routes: &Routes, orders: &mut impl CarriesOrders) {
         for route in routes.iter().filter(|route| route.is_durable()) {
             for (index, owner) in (0..).zip(&route.owners) {
-                let key = route.log_key(ShardIndex(index));
-                self.delete_earlier(key, orders);
-                if let Owner::Here { core, .. } = owner {
-                    self.place(key, *core, orders);
+                for key in route.log_keys(ShardIndex(index)) {
+                    self.delete_earlier(key, orders);
+                    if let Owner::Here { core, .. } = owner {
+                        self.place(key, *core, orders);
+                    }
                 }
             }
         }
     }
 
-    /// The control plane said that this life of a durable stream of `shards` shards is over.
-    pub fn stream_ended(
+    /// The control plane said that this life of a durable stream, or of a cache, of so many shards is over.
+    pub fn ended(
         &mut self,
-        (name, incarnation): (&StreamName, Incarnation),
-        shards: u32,
+        resource: Resource,
+        name: &StreamName,
+        (incarnation, shards): (Incarnation, u32),
         orders: &mut impl CarriesOrders,
     ) {
         for shard in (0..shards).map(ShardIndex) {
-            self.delete(log_key(name, incarnation, shard), orders);
+            for role in LogRole::of(resource) {
+                self.delete(log_key(*role, name, incarnation, shard), orders);
+            }
         }
     }
 

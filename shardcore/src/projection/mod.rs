@@ -10,4 +10,4 @@ pub mod producer;
 pub mod record;
 pub mod stream;
 #[cfg(test)]
-mod test_log;
+pub(crate) mod test_log;

@@ -25,6 +25,10 @@ const SERVER_FLAGS: Flags = Flags(0x1fff);
 pub const SERVER_FEATURES: Features = Features::TOPOLOGY
     .union(Features::REDIRECT)
     .union(Features::STREAM_SHARDS)
+    .union(Features::CACHE_DELETE)
+    .union(Features::COUNTERS)
+    .union(Features::CACHE_SHARDS)
+    .union(Features::CACHE_CONDITIONAL)
     .union(Features::ERROR_CODES)
     .union(Features::SHARD_MOVED)
     .union(Features::UNSUPPORTED)
@@ -40,6 +44,14 @@ pub const SERVER_FEATURES: Features = Features::TOPOLOGY
     .union(Features::EXPLICIT_SHARD)
     .union(Features::CORE_HINTS)
     .union(Features::POSITIONS);
+
+/// What is served only where there are folders for logs.
+const LOGGED: Features = Features::CONSUMER_GROUP
+    .union(Features::GROUP_DEAD_LETTERS)
+    .union(Features::GROUP_CONSUMER)
+    .union(Features::GROUP_SKIPPED)
+    .union(Features::GROUP_ADMIN)
+    .union(Features::GROUP_CLAIM_CONTROL);
 
 /// Bits only our own clients know; not announced to others.
 const PRIVATE: Features = Features::CORE_HINTS.union(Features::POSITIONS);
@@ -175,10 +187,11 @@ impl Session {
             return;
         }
         let hints = words.features.contains(Features::CORE_HINTS);
+        let served = if cx.limits.has_logs { SERVER_FEATURES.union(LOGGED) } else { SERVER_FEATURES };
         let told = if words.features.intersection(PRIVATE) == Features::NONE {
-            SERVER_FEATURES.without(PRIVATE)
+            served.without(PRIVATE)
         } else {
-            SERVER_FEATURES
+            served
         };
         let (lo, hi) = told.words(words.extended);
         let answer = AuthOk {

@@ -5,8 +5,11 @@
 //! Not here: where requests go (`turn`), subscriptions (`projection::stream`).
 
 pub mod acks;
+pub mod answers;
 mod auth;
+pub mod cache;
 mod frames;
+mod group;
 mod publish;
 pub mod refusal;
 mod request;
@@ -20,19 +23,23 @@ use std::time::Duration;
 
 use felix_runtime::clock::Tick;
 use felix_runtime::quic::{ConnKey, Dir, Quic, ReadOutcome, StreamId, VarInt};
-use felix_wire::client::{Message, Records};
+use felix_wire::client::{Message, NotLeader, Records};
 use felix_wire::frame::FrameReader;
-use felix_wire::id::{CoreId, ProducerId, Sequence};
+use felix_wire::id::{CoreId, Generation, ProducerId, Sequence};
 
 use crate::access::{Access, Granted, Principal};
 use crate::hash::HashState;
+use crate::projection::group::ConnectionId;
 use crate::projection::producer::ProducerIds;
 use crate::route::Place;
+use crate::shard::ask::{Ask, Reply};
 use crate::shard::mail::Start;
 use crate::snapshot::{CoreLimits, Keys, Routes, StreamRoute};
 use crate::turn::counters::{CoreCounters, Counter};
 use crate::turn::tenants::{TenantSlot, Tenants};
 use acks::{AckSlot, Outcome};
+use answers::AnswerSlot;
+use cache::{Answering, write_answer};
 use refusal::Refusal;
 use stream::{OUT_BYTES_MAX, Phase, Stream};
 
@@ -54,6 +61,8 @@ const KEYS_WAIT: Duration = Duration::from_secs(5);
 const IDENTITIES_MAX: usize = 1_024;
 /// Answers that a connection may leave unread over all its streams before none of them is read on.
 const UNREAD_BYTES_MAX: usize = 4 << 20;
+/// Unread answers of a connection over which values are not answered with: what is in flight could be many large ones.
+const UNREAD_VALUES_MAX: usize = 64 << 20;
 /// Held streams of a connection that get credit of their own; the published client has 12 streams that publish.
 const HELD_CREDIT_STREAMS_MAX: usize = 12;
 /// Largest piece taken from QUIC at once.
@@ -98,12 +107,24 @@ pub enum Action {
         producer: Option<(ProducerId, Sequence)>,
         ack: Option<AckSlot>,
     },
+    /// Answered with `Session::answer_ask`.
+    Ask(Box<AskAction>),
     /// Answered with `Session::answer`; counted in `Stream::awaiting` until then.
     Subscribe(Box<SubscribeAction>),
     /// A newer key set is needed; `Session::keys_changed` follows.
     NeedKeys { tenant: Arc<str>, kid: Arc<str> },
     /// The connection is to be closed.
     Close { code: u32, reason: &'static str },
+}
+
+/// A granted request that a shard carries out.
+#[derive(Debug)]
+pub struct AskAction {
+    pub stream: StreamId,
+    pub place: Granted<Place>,
+    pub slot: AnswerSlot,
+    pub ask: Ask,
+    pub answering: Answering,
 }
 
 /// A granted subscription.
@@ -147,6 +168,8 @@ pub struct Pumped {
 #[derive(Debug)]
 pub struct Session {
     key: ConnKey,
+    /// Of the broker; never used again.
+    number: ConnectionId,
     opened: Tick,
     streams: HashMap<StreamId, Stream, HashState>,
     identities: Vec<Identity>,
@@ -174,10 +197,11 @@ pub struct Session {
 }
 
 impl Session {
-    /// A connection whose handshake is complete.
-    pub fn new(key: ConnKey, now: Tick) -> Session {
+    /// A connection whose handshake is complete; `number` names no other one of the broker.
+    pub fn new(key: ConnKey, number: ConnectionId, now: Tick) -> Session {
         Session {
             key,
+            number,
             opened: now,
             streams: HashMap::default(),
             identities: Vec::new(),
@@ -307,12 +331,40 @@ impl Session {
         self.flush(id, cx);
     }
 
-    /// The client stopped reading our half.
-    pub fn stopped(&mut self, id: StreamId, cx: &mut Cx<'_>) {
+    /// The answer of a request that a shard carried out. Afterwards the stream is to be flushed.
+    pub fn answer_ask(
+        &mut self,
+        id: StreamId,
+        (slot, answering): (AnswerSlot, &Answering),
+        answer: Result<&Reply, &Refusal>,
+    ) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let codes = stream.dialect.codes;
+        let room = UNREAD_VALUES_MAX.saturating_sub(self.unread_bytes);
+        let unread = Refusal::unread_answers();
+        let answer = answer.and_then(|reply| match reply.read_bytes() {
+            Some(bytes) if bytes > room => Err(&unread),
+            _ => Ok(reply),
+        });
+        stream.answer(slot, |out| match answer {
+            Ok(reply) => write_answer(answering, reply, codes, out),
+            Err(refusal) => {
+                refusal.to_message(codes).encode_frame(out);
+            }
+        });
+        let now = stream.out_bytes();
+        self.unread_bytes = self.unread_bytes + now - std::mem::replace(&mut stream.unread_counted, now);
+    }
+
+    /// The client stopped reading our half. Whether requests of it are not answered.
+    pub fn stopped(&mut self, id: StreamId, cx: &mut Cx<'_>) -> bool {
+        let mut unanswered = false;
         if let Some(stream) = self.streams.get_mut(&id) {
+            unanswered = !stream.asked.is_empty();
             stream.stopped();
         }
         self.flush(id, cx);
+        unanswered
     }
 
     /// Writes what can be written and forgets the stream when it is over. True when it was held back and may go on.
@@ -569,6 +621,7 @@ fn is_full(stream: &Stream, limits: &CoreLimits) -> bool {
     (stream.unsettled > 0 && stream.unsettled_bytes >= limits.parked_bytes_per_stream)
         || stream.unsettled >= limits.publish_window as usize
         || stream.acks.unanswered() >= limits.publish_window as usize
+        || stream.asked.len() >= limits.asks_per_stream as usize
         || stream.out_bytes() >= OUT_BYTES_MAX
 }
 
@@ -578,6 +631,11 @@ fn write_error(stream: &mut Stream, refusal: &Refusal) {
         return;
     }
     refusal.to_message(stream.dialect.codes).encode_frame(stream.answers());
+}
+
+/// Says which node serves a shard.
+fn not_leader<'a>(node: &'a str, addr: Option<&'a str>, generation: Generation) -> Message<'a> {
+    Message::NotLeader(NotLeader { node_id: node.into(), addr: addr.map(Into::into), generation })
 }
 
 /// The route of a stream the caller may see, with the proof.

@@ -2,12 +2,15 @@
 //! Invariants: a refusal says truly whether anything was written; only `unacknowledged` and its like leave it open.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use felix_wire::client::{Error, Message, RefusalReason};
 use felix_wire::error_code::{ErrorCode, ErrorDetail, RetryClass};
 use felix_wire::id::Offset;
 
+use crate::projection::group::GroupRefused;
 use crate::route::RouteError;
+use crate::shard::ask::AskRefused;
 use crate::shard::mail::{Doubt, NotWritten, NumberRefusal};
 use crate::snapshot::Routes;
 
@@ -66,6 +69,69 @@ impl Refusal {
     /// The stream is not there; before the catalog has been read, it may be soon.
     pub fn no_stream(routes: &Routes) -> Refusal {
         if routes.is_known() { Refusal::unknown_stream() } else { Refusal::unavailable("not_ready") }
+    }
+
+    /// No such cache, as far as this node's catalog goes.
+    pub fn unknown_cache() -> Refusal {
+        Refusal { message: Cow::Borrowed("unknown cache"), ..Refusal::unknown_stream() }
+    }
+
+    /// The cache is not there; before the catalog has been read, it may be soon.
+    pub fn no_cache(routes: &Routes) -> Refusal {
+        if routes.is_known() { Refusal::unknown_cache() } else { Refusal::unavailable("not_ready") }
+    }
+
+    /// Something of ours went wrong; nothing is known to have happened.
+    pub fn internal() -> Refusal {
+        Refusal::new(ErrorCode::Internal, "the request could not be answered")
+    }
+
+    /// More requests are unanswered than may be; nothing of this one happened.
+    pub fn too_many_asks() -> Refusal {
+        let refusal = Refusal::new(ErrorCode::Overloaded, "too many requests are unanswered");
+        Refusal { retry_after_ms: Some(100), ..refusal }
+    }
+
+    /// Answers that are not read take too much memory; this one was a read.
+    pub fn unread_answers() -> Refusal {
+        let refusal = Refusal::new(ErrorCode::Overloaded, "too many answers have not been read");
+        Refusal { retry_after_ms: Some(100), ..refusal }
+    }
+
+    /// The answer of a shard that refuses a request.
+    pub fn of_ask(why: &AskRefused) -> Refusal {
+        let said = |code, text: &Arc<str>| Refusal {
+            message: Cow::Owned(text.as_ref().to_owned()),
+            ..Refusal::new(code, "")
+        };
+        match why {
+            AskRefused::Invalid(text) => said(ErrorCode::InvalidRequest, text),
+            AskRefused::Limit(text) => said(ErrorCode::LimitExceeded, text),
+            AskRefused::Overloaded => Refusal { reason: None, ..Refusal::overloaded(500) },
+            AskRefused::NotWritten(why) => Refusal::not_written(*why),
+            AskRefused::Unknown(why) => Refusal::outcome_unknown(*why),
+            AskRefused::Unreadable => Refusal::unreadable(),
+            AskRefused::Broken(why) => Refusal::no_log(why),
+            AskRefused::Group(why) => Refusal::of_group(*why),
+        }
+    }
+
+    fn of_group(why: GroupRefused) -> Refusal {
+        let code = match why {
+            GroupRefused::GroupName
+            | GroupRefused::MemberName
+            | GroupRefused::NoRecords
+            | GroupRefused::NeverHandedOut
+            | GroupRefused::InFuture { .. }
+            | GroupRefused::TooOld { .. } => ErrorCode::InvalidRequest,
+            GroupRefused::StaleClaim => ErrorCode::StaleClaim,
+            GroupRefused::NotListed => ErrorCode::NotFound,
+            GroupRefused::TooManyPolls => ErrorCode::Overloaded,
+            GroupRefused::TooManyGroups
+            | GroupRefused::TooManyDeadLetters
+            | GroupRefused::TooManyUnfinished => ErrorCode::LimitExceeded,
+        };
+        Refusal { message: Cow::Owned(why.to_string()), ..Refusal::new(code, "") }
     }
 
     /// The request does not make sense.
@@ -193,6 +259,11 @@ impl Refusal {
         refusal
     }
 
+    /// Another node serves the shard; nothing was written.
+    pub fn other_node() -> Refusal {
+        Refusal::new(ErrorCode::NotLeader, "another node serves the shard")
+    }
+
     /// The answer of a numbered publish that cannot be routed; these are not passed on to another node.
     pub fn of_numbered(error: &RouteError<'_>) -> Refusal {
         let mut refusal = Refusal::from_route(error);
@@ -210,9 +281,7 @@ impl Refusal {
             RouteError::StaleWidth => {
                 Refusal::new(ErrorCode::StaleWidth, "routed by a width the stream does not have")
             }
-            RouteError::OtherNode { .. } => {
-                Refusal::new(ErrorCode::NotLeader, "another node serves the shard")
-            }
+            RouteError::OtherNode { .. } => Refusal::other_node(),
             RouteError::Unavailable { reason } => Refusal::unavailable(reason),
             RouteError::NoLog { why } => Refusal::no_log(why),
         }

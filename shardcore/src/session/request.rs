@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use felix_runtime::quic::StreamId;
 use felix_wire::client::{
-    AckRequest, Message, NotLeader, ProducerInitOk, Records, ShardKind, ShardOwner, ShardOwners,
-    ShardOwnersView, StartPosition, StreamShards, StreamShardsView, Subscribe, TopologyView, Unsupported,
+    AckRequest, Message, ProducerInitOk, Records, ShardKind, ShardOwner, ShardOwners, ShardOwnersView,
+    StartPosition, StreamShards, StreamShardsView, Subscribe, TopologyView, Unsupported,
 };
 use felix_wire::control::Action as Right;
 use felix_wire::features::Features;
@@ -15,10 +15,12 @@ use felix_wire::flags::Flags;
 use felix_wire::id::{Generation, ShardIndex};
 use felix_wire::routing::KeyMapping;
 
+use super::cache::{cache_request, cache_shards};
+use super::group::group_request;
 use super::publish::Incoming;
 use super::refusal::Refusal;
 use super::stream::Stream;
-use super::{Action, Cx, Session, SubscribeAction, write_error};
+use super::{Action, Cx, Session, SubscribeAction, not_leader, write_error};
 use crate::access::Principal;
 use crate::route::{Placing, RouteError, place};
 use crate::shard::mail::Start;
@@ -66,22 +68,32 @@ impl Session {
                 self.json_publish(id, identity, incoming, ack, cx);
             }
             Message::PublishWidth(m) => self.declare_width(id, &m),
-            other => self.answered_request(id, identity, other, cx),
+            other => {
+                let written = self.streams.get(&id).map_or(0, Stream::written);
+                self.answered_request(id, identity, other, cx);
+                if let Some(stream) = self.streams.get_mut(&id) {
+                    stream.keep_order(written);
+                }
+            }
         }
     }
 
     fn answered_request(&mut self, id: StreamId, identity: usize, message: Message<'_>, cx: &mut Cx<'_>) {
         let expired = self.is_expired(identity);
         let Some(principal) = self.identities.get(identity).map(|i| Arc::clone(&i.principal)) else { return };
+        let number = self.number;
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if expired {
             return write_error(stream, &Refusal::unauthenticated());
         }
         match message {
             // Nobody reads the answer, so there is none to make.
-            Message::Topology | Message::StreamShards(_) | Message::ShardOwners(_)
+            Message::Topology
+            | Message::StreamShards(_)
+            | Message::ShardOwners(_)
+            | Message::CacheShards(_)
+            | Message::ProducerInit(_)
                 if !stream.can_answer() => {}
-            Message::ProducerInit(_) if !stream.can_answer() => {}
             Message::ProducerInit(m) => {
                 let answer = ProducerInitOk { request_id: m.request_id, producer_id: cx.producer_ids.take() };
                 Message::ProducerInitOk(answer).encode_frame(stream.answers());
@@ -91,11 +103,14 @@ impl Session {
                 Message::TopologyView(view).encode_frame(stream.answers());
             }
             Message::StreamShards(m) => stream_shards(stream, &principal, &m, cx),
+            Message::CacheShards(m) => cache_shards(stream, &principal, &m, cx),
             Message::ShardOwners(m) => shard_owners(stream, &principal, &m, cx),
             Message::Subscribe(m) => subscribe(stream, (&principal, identity), &m, cx),
             Message::Auth(_) => write_error(stream, &Refusal::invalid("the stream is authenticated already")),
             Message::Unknown(unknown) => unsupported(stream, &unknown.type_name, None, unknown.request_id),
             Message::Extension(m) => unsupported(stream, "extension", Some(&m.name), m.request_id),
+            other if cache_request(stream, &principal, &other, cx) => {}
+            other if group_request(stream, (&principal, number), &other, cx) => {}
             other => write_error(stream, &Refusal::not_served(other.type_name())),
         }
     }
@@ -140,17 +155,18 @@ fn stream_shards(stream: &mut Stream, principal: &Principal, m: &StreamShards<'_
 fn shard_owners(stream: &mut Stream, principal: &Principal, m: &ShardOwners<'_>, cx: &mut Cx<'_>) {
     let name = (&*m.tenant_id, &*m.namespace, &*m.name);
     let caches = m.kind == ShardKind::Cache;
-    if !caches && principal.sees_stream(name, ()).is_err() {
+    let seen = if caches { principal.sees_cache(name, ()) } else { principal.sees_stream(name, ()) };
+    if seen.is_err() {
         return write_error(stream, &Refusal::forbidden());
-    }
-    if caches {
-        return write_error(stream, &Refusal::not_served("shard_owners of a cache"));
     }
     if !cx.routes.is_known() {
         return write_error(stream, &Refusal::no_stream(cx.routes));
     }
     let hints = stream.features.contains(Features::CORE_HINTS);
-    let route = cx.routes.stream(name, cx.scratch);
+    let route = match m.kind {
+        ShardKind::Cache => cx.routes.cache(name, cx.scratch),
+        ShardKind::Stream => cx.routes.stream(name, cx.scratch),
+    };
     let owners = route.map_or_else(Vec::new, |r| {
         r.owners.iter().enumerate().map(|(i, owner)| owner_entry(i, owner, hints)).collect()
     });
@@ -196,8 +212,7 @@ fn subscribe(stream: &mut Stream, who: (&Principal, usize), m: &Subscribe<'_>, c
         Err(RouteError::OtherNode { node, addr, generation })
             if stream.features.contains(Features::REDIRECT) =>
         {
-            let answer = NotLeader { node_id: node.into(), addr: addr.map(Cow::Borrowed), generation };
-            Message::NotLeader(answer).encode_frame(stream.answers());
+            not_leader(node, addr, generation).encode_frame(stream.answers());
             return;
         }
         Err(error) => return write_error(stream, &Refusal::from_route(&error)),

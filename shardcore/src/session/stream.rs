@@ -15,6 +15,7 @@ use felix_wire::frame::FrameReader;
 use felix_wire::routing::KeyMapping;
 
 use super::acks::{AckDialect, AckRing};
+use super::answers::{AnswerRing, AnswerSlot};
 use crate::access::{Granted, Principal};
 use crate::snapshot::StreamRoute;
 
@@ -85,7 +86,9 @@ pub struct Stream {
     /// Publishes handed on and not settled.
     pub unsettled: usize,
     pub unsettled_bytes: usize,
-    /// Requests whose answer comes from elsewhere.
+    /// Requests whose answer comes from elsewhere, in their order.
+    pub asked: AnswerRing,
+    /// Subscriptions that are not answered.
     pub awaiting: u32,
     /// A publish was read here: bare errors are not written any more (client-protocol 10.4).
     pub publishes: bool,
@@ -117,6 +120,7 @@ impl Stream {
             memo: None,
             unsettled: 0,
             unsettled_bytes: 0,
+            asked: AnswerRing::default(),
             awaiting: 0,
             publishes: false,
             read_done: false,
@@ -157,7 +161,27 @@ impl Stream {
 
     /// Bytes of answers not taken by QUIC yet.
     pub fn out_bytes(&self) -> usize {
-        self.out.len() + self.front.len()
+        self.out.len() + self.front.len() + self.asked.bytes()
+    }
+
+    /// Writes the answer of a request that was carried out elsewhere.
+    pub fn answer(&mut self, slot: AnswerSlot, write: impl FnOnce(&mut BytesMut)) {
+        if self.can_answer() {
+            self.asked.answer(slot, &mut self.out, write);
+        }
+    }
+
+    /// What was written from byte `from` on answers the newest request: it waits for the answers of those before it.
+    pub fn keep_order(&mut self, from: usize) {
+        if !self.asked.is_empty() && self.out.len() > from {
+            let answer = self.out.split_off(from);
+            self.asked.push(answer);
+        }
+    }
+
+    /// Bytes of answers that may leave and have not been taken out.
+    pub fn written(&self) -> usize {
+        self.out.len()
     }
 
     /// The client does not want answers any more.
@@ -165,6 +189,7 @@ impl Stream {
         self.sending = Sending::Closed;
         self.out = BytesMut::new();
         self.front = Bytes::new();
+        self.asked.clear();
     }
 
     /// Writes settled acks and answers as far as QUIC takes them, and finishes our half when it is due.
@@ -195,12 +220,16 @@ impl Stream {
         if over || (self.read_done && self.is_settled() && self.unsettled == 0) {
             quic.finish(conn, self.id);
             self.sending = Sending::Closed;
+            self.asked.clear();
         }
     }
 
     /// Nothing is owed to the client.
     pub fn is_settled(&self) -> bool {
-        self.acks.unanswered() == 0 && self.awaiting == 0 && !matches!(self.phase, Phase::WaitingKeys { .. })
+        self.acks.unanswered() == 0
+            && self.awaiting == 0
+            && self.asked.is_empty()
+            && !matches!(self.phase, Phase::WaitingKeys { .. })
     }
 
     /// Both halves have ended and nothing refers to it.

@@ -1,5 +1,7 @@
 //! Sessions of a core as a client that writes raw frames sees them, in virtual time.
 
+mod caches;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,7 +26,8 @@ use felix_wire::routing::KeyMapping;
 use super::{CLOSE_AUTH, CLOSE_PROTOCOL, HELD_CREDIT_STREAMS_MAX, window_with_held};
 use crate::sim::credentials::{Credentials, NAMESPACE, TENANT};
 use crate::snapshot::{
-    CoreLimits, FromCore, Keys, Owner, Routes, StreamName, StreamRoute, StreamUid, TenantKeys, ToCore,
+    CoreLimits, FromCore, Keys, Owner, Resource, Routes, StreamName, StreamRoute, StreamUid, TenantKeys,
+    ToCore,
 };
 use crate::turn::core::{Core, CoreParts, Datagram};
 use crate::turn::counters::{CoreCounters, Counter};
@@ -96,9 +99,18 @@ impl Pair {
     }
 
     fn read_catalog(&mut self, keys: bool) {
+        let routes = Arc::new(Routes::new(1, Pair::streams(), [Arc::from(TENANT)]));
+        self.core.handle_admin(self.now, ToCore::Routes(routes));
+        self.core.handle_admin(self.now, ToCore::Keys(Credentials::get().keys(1, self.now, keys)));
+        self.run(MS * 20);
+    }
+
+    /// Stream `s` and cache `s`, both in memory.
+    fn streams() -> [Arc<StreamRoute>; 2] {
         let here = Owner::Here { core: CoreId(0), generation: Generation(1) };
         let name = StreamName { tenant: TENANT.into(), namespace: NAMESPACE.into(), stream: "s".into() };
         let route = StreamRoute {
+            resource: Resource::Stream,
             uid: StreamUid(1),
             name,
             incarnation: Incarnation(1),
@@ -106,10 +118,13 @@ impl Pair {
             log: None,
             owners: vec![here.clone(), here],
         };
-        let routes = Arc::new(Routes::new(1, [Arc::new(route)], [Arc::from(TENANT)]));
-        self.core.handle_admin(self.now, ToCore::Routes(routes));
-        self.core.handle_admin(self.now, ToCore::Keys(Credentials::get().keys(1, self.now, keys)));
-        self.run(MS * 20);
+        let cache = StreamRoute {
+            resource: Resource::Cache,
+            uid: StreamUid(2),
+            mapping: KeyMapping::Modulo,
+            ..route.clone()
+        };
+        [Arc::new(route), Arc::new(cache)]
     }
 
     /// Lets time pass.

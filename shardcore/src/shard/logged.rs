@@ -8,14 +8,16 @@ use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use bytes::Bytes;
 use felix_logstore::log::{AppendMeta, ClaimError};
-use felix_logstore::record::{Batch, BatchKind};
+use felix_logstore::record::{Batch, BatchKind, Record};
 use felix_runtime::clock::Tick;
 use felix_wire::client::{Records, RecordsBuilder};
 use felix_wire::id::{CoreId, Generation, Offset};
 
 use super::mail::{Job, JobToken, NotWritten};
 use super::ring::{Page, Slot};
+use crate::projection::commit::record::event_of;
 use crate::store::{LogAt, Store};
 
 /// A batch that is claimed and not settled.
@@ -168,14 +170,25 @@ pub fn page_of(batches: &[Batch], from: Offset) -> Page {
     for batch in batches {
         let head = batch.head();
         page.next = page.next.max(head.end());
-        if head.kind != BatchKind::Data {
+        if !matches!(head.kind, BatchKind::Data | BatchKind::Commit) {
             continue;
         }
         let mut run = RecordsBuilder::with_capacity(batch.bytes().len());
         for record in batch.records() {
-            run.push(&record.payload);
+            match head.kind {
+                BatchKind::Commit => run.push(&event_seen(&record)),
+                _ => run.push(&record.payload),
+            }
         }
         page.slots.push(Slot { base: head.base, records: run.finish() });
     }
     page
+}
+
+/// What readers see of a commit. One that cannot be read, though its checksum is right, keeps its place and is empty.
+fn event_seen(record: &Record) -> Bytes {
+    event_of(&record.payload).unwrap_or_else(|fault| {
+        tracing::error!(offset = %record.offset, %fault, "the event of a commit cannot be read");
+        Bytes::new()
+    })
 }

@@ -5,6 +5,7 @@
 use felix_wire::client::Records;
 use felix_wire::id::{Generation, Offset, ProducerId, Sequence};
 
+use super::ask::{Ask, AskToken, Reply};
 use super::ring::Page;
 use crate::snapshot::ShardId;
 
@@ -85,6 +86,15 @@ pub enum ShardInput {
     },
     /// The core has no subscription left.
     Unlink,
+    /// Answered once, by `Answered` or `AskBack`.
+    Ask {
+        token: AskToken,
+        ask: Ask,
+    },
+    /// Nobody waits for the answer of a request any more; it is answered all the same.
+    Cancel {
+        token: AskToken,
+    },
 }
 
 /// Why a publish came back. Nothing was claimed.
@@ -217,6 +227,15 @@ pub enum ShardOutput {
     PageLost {
         token: SubToken,
         why: PageLoss,
+    },
+    Answered {
+        token: AskToken,
+        reply: Reply,
+    },
+    /// Nothing came of it: the shard is not served here at that generation, or not yet.
+    AskBack {
+        token: AskToken,
+        ask: Ask,
     },
     /// `rest`: what the asking core was not sent, and what was held for its subscriptions; empty when the stream is gone.
     Ended {

@@ -5,6 +5,10 @@
 //! an unbroken run from the beginning of an epoch, so a lane's order holds.
 //! Not here: which core asks for what (`turn`), subscribers (`projection::stream`).
 
+pub mod ask;
+pub mod cache;
+pub mod group;
+pub mod journal;
 pub mod logged;
 pub mod mail;
 mod numbers;
@@ -23,6 +27,7 @@ use smallvec::SmallVec;
 use crate::projection::producer::{Numbered, OwnIds};
 use crate::snapshot::ShardId;
 use crate::store::{LogAt, PageFor, PageReader, Store};
+use group::RecordsAt;
 use logged::{Logged, Taken};
 use mail::{
     Bounce, Doubt, Ending, FromShard, Job, JobToken, LanePos, NotWritten, PageLoss, Reader, ShardInput,
@@ -155,6 +160,18 @@ impl Shard {
         self.ring.end()
     }
 
+    /// Where its records are and which can be read, when it has a log.
+    pub fn records(&self, store: &Store) -> Option<RecordsAt> {
+        let logged = self.logged.as_ref()?;
+        Some(RecordsAt { at: logged.at(), start: logged.start(store), end: self.records_end() })
+    }
+
+    /// One past the last record: offsets at the end that no record will have are not counted.
+    pub fn records_end(&self) -> Offset {
+        let end = self.ring.end();
+        self.logged.as_ref().map_or(end, |logged| logged.records_end(end))
+    }
+
     /// Gives up its oldest slot for the sake of the core's budget; the bytes freed, 0 when it is pinned or empty.
     pub fn shrink(&mut self) -> usize {
         let pin = self.pin();
@@ -255,7 +272,7 @@ impl Shard {
     fn read_numbers(&mut self, from: Offset, until: Offset, cx: &mut ShardCx<'_>) {
         if let Some((logged, store)) = self.logged.as_mut().zip(cx.store.as_deref_mut()) {
             logged.full = true;
-            let page = PageFor { shard: self.id, reader: PageReader::Numbers, from };
+            let page = PageFor { shard: self.id, reader: PageReader::Numbers, from, life: 0 };
             store.read(logged.at(), page, until, NUMBERS_PAGE_BYTES);
         }
     }
@@ -391,6 +408,9 @@ impl Shard {
                 }
             }
             ShardInput::Unlink => self.links.retain(|l| l.core != from),
+            // Nothing is kept beside the records of a stream.
+            ShardInput::Ask { token, ask } => self.send(from, ShardOutput::AskBack { token, ask }, cx.out),
+            ShardInput::Cancel { .. } => {}
         }
     }
 
@@ -409,7 +429,8 @@ impl Shard {
             }
             let below_ring = from < self.ring.start();
             if let Some(store) = cx.store.as_deref_mut().filter(|_| below_ring) {
-                let page = PageFor { shard: self.id, reader: PageReader::Subscription { to, token }, from };
+                let reader = PageReader::Subscription { to, token };
+                let page = PageFor { shard: self.id, reader, from, life: 0 };
                 return store.read(logged.at(), page, self.ring.end(), bytes_max);
             }
         }
@@ -487,8 +508,7 @@ impl Shard {
         if hold && begin < end && !logged {
             self.links[at].holds.push((token, begin));
         }
-        let records_end = self.logged.as_ref().map_or(end, |logged| logged.records_end(end));
-        let live = records_end.max(begin);
+        let live = self.records_end().max(begin);
         self.send(from, ShardOutput::Subscribed { token, start: begin, end, live, logged }, out);
     }
 

@@ -2,13 +2,17 @@
 
 use std::collections::VecDeque;
 
+use felix_logstore::record::BatchKind;
 use felix_wire::client::Records;
 use felix_wire::id::ShardIndex;
 use proptest::prelude::*;
 
+use super::logged::page_of;
 use super::mail::JobToken;
 use super::ring::{Page, SLOT_OVERHEAD_BYTES};
 use super::*;
+use crate::projection::commit::record::{CommitRecord, StateChange};
+use crate::projection::test_log::TestLog;
 use crate::snapshot::StreamUid;
 
 const ID: ShardId = ShardId { stream: StreamUid(1), shard: ShardIndex(0) };
@@ -320,4 +324,23 @@ fn a_closed_shard_tells_each_linked_core_once_with_what_it_was_not_sent() {
         let gone = [(HERE, vec![]), (THERE, vec![])];
         assert_eq!(told, if why == Ending::Moved { moved } else { gone });
     }
+}
+
+/// They were passed over as if nothing were there.
+#[test]
+fn a_page_shows_the_events_of_commits_at_their_offsets() {
+    let change = StateChange::Put { key: b"k", value: b"v" };
+    let commit = CommitRecord { event: b"event", changes: vec![change] }.encode(1 << 20).unwrap();
+    let mut log = TestLog::default();
+    log.append(&[b"before".to_vec()], 1);
+    log.append_as(BatchKind::Commit, &[commit.to_vec()], 2, None);
+    log.append(&[b"behind".to_vec()], 3);
+    let page = page_of(&log.batches, Offset(0));
+    let seen: Vec<(u64, Vec<u8>)> = page
+        .slots
+        .iter()
+        .flat_map(|slot| (slot.base.0..).zip(slot.records.iter().map(<[u8]>::to_vec)))
+        .collect();
+    assert_eq!(seen, [(0, b"before".to_vec()), (1, b"event".to_vec()), (2, b"behind".to_vec())]);
+    assert_eq!(page.next, Offset(3));
 }

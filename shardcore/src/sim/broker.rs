@@ -23,7 +23,9 @@ use super::plan::Plan;
 use super::storage::{Phase, Storage};
 use super::storage_plan::End;
 use super::trace::Trace;
-use crate::snapshot::{CoreLimits, FromCore, Owner, Routes, StreamName, StreamRoute, StreamUid, ToCore};
+use crate::snapshot::{
+    CoreLimits, FromCore, LogRole, Owner, Resource, Routes, StreamName, StreamRoute, StreamUid, ToCore,
+};
 use crate::turn::core::{Core, CoreParts, Datagram, Mail};
 use crate::turn::counters::{CoreCounters, Counter};
 
@@ -633,7 +635,8 @@ impl Broker {
         let log = self.storage.as_ref().map(|storage| storage.plan.retention);
         let routes = known.map(|(i, owners)| {
             let mut route = route((i, self.incarnations[i]), owners, log);
-            let keys: Vec<_> = (0..route.shards()).map(|shard| route.log_key(ShardIndex(shard))).collect();
+            let keys: Vec<_> =
+                (0..route.shards()).map(|shard| route.log_key(LogRole::Records, ShardIndex(shard))).collect();
             for (key, owner) in keys.into_iter().zip(&mut route.owners) {
                 if self.storage.as_ref().is_some_and(|storage| storage.book.obstacle(key).is_some()) {
                     *owner = Owner::Nobody { reason: "not_ready" };
@@ -648,8 +651,8 @@ impl Broker {
             }
             storage.book.follow(&routes, &mut storage.orders);
             for (stream, incarnation) in std::mem::take(&mut self.over) {
-                let life = (&name_of(stream), Incarnation(incarnation));
-                storage.book.stream_ended(life, self.shards[stream], &mut storage.orders);
+                let (name, life) = (name_of(stream), (Incarnation(incarnation), self.shards[stream]));
+                storage.book.ended(Resource::Stream, &name, life, &mut storage.orders);
             }
             self.tell_orders(now);
         }
@@ -700,6 +703,7 @@ fn route((stream, incarnation): (usize, u64), owners: &[(u16, u64)], log: Option
         generation: Generation(*generation),
     };
     StreamRoute {
+        resource: Resource::Stream,
         uid: StreamUid(stream as u64 + 1 + ((incarnation - 1) << 16)),
         name: name_of(stream),
         incarnation: Incarnation(incarnation),

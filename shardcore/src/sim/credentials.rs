@@ -56,9 +56,12 @@ impl Credentials {
         self.token_for(subject, expires_s, &["stream.publish", "stream.subscribe"])
     }
 
-    /// A token for some actions on every stream of the tenant.
+    /// A token for some actions on every stream or cache of the tenant, as each action is about.
     pub fn token_for(&self, subject: &str, expires_s: u64, actions: &[&str]) -> String {
-        let all = |action: &&str| format!("{action}:stream:{TENANT}/{NAMESPACE}/*");
+        let all = |action: &&str| {
+            let kind = action.split('.').next().unwrap_or_default();
+            format!("{action}:{kind}:{TENANT}/{NAMESPACE}/*")
+        };
         let claims = Claims {
             iss: TOKEN_ISSUER.to_owned(),
             aud: Audience::Broker.as_str().to_owned(),

@@ -18,6 +18,8 @@ use felix_runtime::quic::{ConnKey, Dir, Quic, QuicEvent, StreamId, Transmits, Va
 use felix_wire::id::{CoreId, Generation, ShardIndex};
 use slab::Slab;
 
+use super::asking::{AskJob, AskedAgain};
+use super::caches::{CacheWanted, CachesLed};
 use super::counters::{CoreCounters, Counter};
 use super::lane::Lane;
 use super::publishing::{Job, Origin};
@@ -27,13 +29,16 @@ use super::subscribing::{FeedKey, Sub};
 use super::tenants::Tenants;
 use crate::access::Access;
 use crate::hash::HashState;
+use crate::projection::group::ConnectionId;
 use crate::projection::producer::ProducerIds;
 use crate::projection::stream::feed::Feed;
 use crate::session::{Action, CLOSE_SHUTDOWN, Cx, Session};
+use crate::shard::cache::CacheShard;
+use crate::shard::group::GroupShard;
 use crate::shard::mail::{Ending, FromShard, SubToken, ToShard};
 use crate::shard::ring::RingLimits;
 use crate::shard::{Outputs, Shard};
-use crate::snapshot::{CoreLimits, FromCore, Keys, Owner, Routes, ShardId, ToCore};
+use crate::snapshot::{CoreLimits, FromCore, Keys, LogRole, Owner, Resource, Routes, ShardId, ToCore};
 use crate::store::{LogSource, Store};
 
 /// Bytes read from streams in one turn before datagrams are looked at again.
@@ -97,6 +102,8 @@ pub struct Core {
     scratch: String,
     pub(super) windows_bytes: usize,
     pub(super) sessions: Map<ConnKey, Session>,
+    /// Connections there ever were.
+    connections: u64,
     pub(super) shards: Map<ShardId, Shard>,
     /// The logs of this core, once recovery has ended.
     pub(super) store: Option<Store>,
@@ -106,6 +113,15 @@ pub struct Core {
     pub(super) wanted: Vec<(ShardId, Wanted)>,
     /// Those whose log could not be made; they are wanted again in a while.
     pub(super) unmade: Vec<(ShardId, Wanted)>,
+    pub(super) caches: Map<ShardId, CacheShard>,
+    /// Durable shards of caches of this core that are not served yet, and those whose log could not be made.
+    pub(super) caches_wanted: Vec<(ShardId, CacheWanted)>,
+    pub(super) caches_unmade: Vec<(ShardId, CacheWanted)>,
+    /// Consumer groups by their shard, and when the first of them has something to do.
+    pub(super) groups: Map<ShardId, GroupShard>,
+    pub(super) groups_due: Option<Tick>,
+    /// Machines opened over logs so far.
+    pub(super) lives: u64,
     pub(super) next_retain: Tick,
     pub(super) next_log_figures: Tick,
     pub(super) rings_bytes: usize,
@@ -117,6 +133,11 @@ pub struct Core {
     /// Lanes that hold publishes back.
     pub(super) blocked: Vec<ShardId>,
     pub(super) jobs: Slab<Job>,
+    /// Requests that are not answered, and their bytes.
+    pub(super) asks: Slab<AskJob>,
+    pub(super) asks_bytes: usize,
+    /// Those that came back.
+    pub(super) asks_back: Vec<AskedAgain>,
     pub(super) credits: Vec<Credit>,
     /// Lanes that wait for credit, by the core they send to.
     pub(super) credit_queues: Vec<VecDeque<ShardId>>,
@@ -173,11 +194,18 @@ impl Core {
             scratch: String::new(),
             windows_bytes: 0,
             sessions: Map::default(),
+            connections: 0,
             shards: Map::default(),
             store: None,
             granted: BTreeMap::new(),
             wanted: Vec::new(),
             unmade: Vec::new(),
+            caches: Map::default(),
+            caches_wanted: Vec::new(),
+            caches_unmade: Vec::new(),
+            groups: Map::default(),
+            groups_due: None,
+            lives: 0,
             next_retain: Tick::ZERO,
             next_log_figures: Tick::ZERO,
             rings_bytes: 0,
@@ -186,6 +214,9 @@ impl Core {
             lanes: Map::default(),
             blocked: Vec::new(),
             jobs: Slab::new(),
+            asks: Slab::new(),
+            asks_bytes: 0,
+            asks_back: Vec::new(),
             feeds: Map::default(),
             subs: Slab::new(),
             next_sub: 0,
@@ -255,6 +286,7 @@ impl Core {
             ToCore::Drain if self.drain == Drain::No => {
                 self.quic.refuse_new(true);
                 self.drain = Drain::Settling { until: now + self.limits.drain_timeout / 2 };
+                self.end_polls(now);
             }
             ToCore::Drain => {}
             ToCore::Stop => {
@@ -280,6 +312,7 @@ impl Core {
             bytes += self.pump(now, conn, stream, budget);
         }
         self.run_store(now);
+        self.run_groups(now);
         self.flush_shards(now);
         self.flush_touched(now);
         self.pump_subscriptions(now);
@@ -326,13 +359,15 @@ impl Core {
         let told = self.gauges().into_iter().all(|(gauge, now)| self.counters.get(gauge) == now);
         let quiet = self.sessions.is_empty()
             && self.jobs.is_empty()
+            && self.asks.is_empty()
+            && self.caches.is_empty()
             && self.starved.is_empty()
             && self.wanted.is_empty()
             && self.store.is_none();
         let idle = quiet && told && !self.tenants.is_untold() && self.drain == Drain::No;
         let sweep = self.next_sweep.filter(|_| !idle);
         let store = self.store.as_ref().and_then(Store::next_timeout);
-        self.quic.next_timeout().into_iter().chain(sweep).chain(store).min()
+        self.quic.next_timeout().into_iter().chain(sweep).chain(store).chain(self.groups_due).min()
     }
 
     /// Whether a drain has ended.
@@ -373,7 +408,9 @@ impl Core {
         while let Some((conn, event)) = self.quic.poll_event() {
             match event {
                 QuicEvent::Connected => {
-                    self.sessions.insert(conn, Session::new(conn, now));
+                    self.connections += 1;
+                    let number = ConnectionId(u64::from(self.id.0) << 48 | self.connections);
+                    self.sessions.insert(conn, Session::new(conn, number, now));
                     self.next_sweep.get_or_insert(now + SWEEP);
                 }
                 QuicEvent::StreamOpened { stream, dir } => {
@@ -388,7 +425,9 @@ impl Core {
                 QuicEvent::Stopped { stream, .. } => match self.event_streams.get(&(conn, stream)).copied() {
                     Some(token) => self.end_subscription(now, token),
                     None => {
-                        self.with_session(now, conn, |s, cx| s.stopped(stream, cx));
+                        if self.with_session(now, conn, |s, cx| s.stopped(stream, cx)) == Some(true) {
+                            self.cancel_asks(now, conn, Some(stream));
+                        }
                     }
                 },
                 QuicEvent::Closed { .. } => self.forget_connection(now, conn),
@@ -408,6 +447,7 @@ impl Core {
         for token in ended {
             self.end_subscription(now, token);
         }
+        self.cancel_asks(now, conn, None);
     }
 
     pub(super) fn make_ready(&mut self, conn: ConnKey, stream: StreamId) {
@@ -451,6 +491,7 @@ impl Core {
                     self.publish(now, Origin { conn, stream, tenant }, &place, (records, producer), ack);
                 }
                 Action::Subscribe(ask) => self.subscribe(now, conn, *ask),
+                Action::Ask(ask) => self.ask(now, conn, *ask),
                 Action::NeedKeys { tenant, kid } => self.admin_out.push(FromCore::NeedKeys { tenant, kid }),
                 Action::Close { code, reason } => {
                     let reason = Bytes::from_static(reason.as_bytes());
@@ -519,7 +560,7 @@ impl Core {
     }
 
     /// What the numbers that are not counted as things happen should say.
-    fn gauges(&self) -> [(Counter, u64); 5] {
+    fn gauges(&self) -> [(Counter, u64); 6] {
         let refused = self.quic.refused();
         [
             (Counter::ConnectionsRefused, refused.closing + refused.full + refused.per_ip),
@@ -527,6 +568,7 @@ impl Core {
             (Counter::RingBytes, self.rings_bytes as u64),
             (Counter::Shards, self.shards.len() as u64),
             (Counter::Subscriptions, self.subs.len() as u64),
+            (Counter::AsksWaiting, self.asks.len() as u64),
         ]
     }
 
@@ -549,6 +591,9 @@ impl Core {
         self.bound_queues();
         self.sweep_store(now);
         self.sweep_lanes(now);
+        self.sweep_caches(now);
+        self.sweep_groups(now);
+        self.sweep_asks(now);
         for (gauge, now) in self.gauges() {
             self.counters.set(gauge, now);
         }
@@ -608,20 +653,27 @@ impl Core {
         let routes = Arc::clone(&self.routes);
         let mut served: Map<ShardId, Generation> = Map::default();
         let mut wanted: Vec<(ShardId, Wanted)> = Vec::new();
-        let mut streams: Map<crate::snapshot::StreamUid, ()> = Map::default();
+        let mut caches = CachesLed::default();
         for route in routes.iter() {
-            streams.insert(route.uid, ());
-            for (index, owner) in route.owners.iter().enumerate() {
+            for (index, owner) in (0..).map(ShardIndex).zip(&route.owners) {
                 let Owner::Here { core, generation } = owner else { continue };
                 if *core != self.id {
                     continue;
                 }
-                let shard = ShardIndex(u32::try_from(index).unwrap_or(u32::MAX));
-                let id = ShardId { stream: route.uid, shard };
-                served.insert(id, *generation);
-                if let Some(retention) = route.log {
-                    let key = route.log_key(shard);
-                    wanted.push((id, Wanted { generation: *generation, key, retention }));
+                let (id, generation) = (ShardId { stream: route.uid, shard: index }, *generation);
+                match (route.resource, route.log) {
+                    (Resource::Cache, None) => caches.in_memory.push((id, generation)),
+                    (Resource::Cache, Some(_)) => {
+                        let keys = [LogRole::Cache, LogRole::Counters].map(|role| route.log_key(role, index));
+                        caches.logged.push((id, CacheWanted { generation, keys }));
+                    }
+                    (Resource::Stream, retention) => {
+                        served.insert(id, generation);
+                        if let Some(retention) = retention {
+                            let key = route.log_key(LogRole::Records, index);
+                            wanted.push((id, Wanted { generation, key, retention }));
+                        }
+                    }
                 }
             }
         }
@@ -632,7 +684,7 @@ impl Core {
             .map(|(id, _)| *id)
             .collect();
         for id in gone {
-            let why = if streams.contains_key(&id.stream) { Ending::Moved } else { Ending::Deleted };
+            let why = if routes.route(id.stream).is_some() { Ending::Moved } else { Ending::Deleted };
             self.close_shard(now, id, why);
         }
         let ring = self.ring_limits();
@@ -643,7 +695,9 @@ impl Core {
             self.shards.entry(id).or_insert_with(|| Shard::open(id, generation, ring));
         }
         self.want_logged(now, wanted);
+        self.lead_caches(now, caches, |id| routes.route(id.stream).is_some());
         self.reroute_lanes(now);
+        self.sweep_asks(now);
     }
 
     /// Bounds of the ring of a shard.

@@ -55,6 +55,14 @@ counters! {
     PublishesBounced Counter "publish_bounced" "Publishes that an owner sent back for want of room or after a move.";
     PublishesParked Gauge "broker_ingress_queue_depth" "Publishes that wait for their shard.";
     CrossCorePublishes Counter "broker_cross_core_publishes" "Publishes sent to another core of this node.";
+    Asks Counter "requests" "Requests read that a shard carries out beside publishes and subscriptions.";
+    AsksRefused Counter "requests_refused" "Of those, refused.";
+    AsksWaiting Gauge "requests_unanswered" "Of those, unanswered.";
+    CacheShards Gauge "cache_shards" "Shards of caches served.";
+    CacheKeys Gauge "cache_keys" "Keys with a value in them.";
+    CacheBytes Gauge "cache_memory_bytes" "Bytes of memory of their keys, values and counters.";
+    Groups Gauge "groups" "Consumer groups in memory.";
+    GroupPolls Gauge "group_polls_waiting" "Polls of them that wait or are being read for.";
     EventFrames Counter "delivered_frames" "Event frames written.";
     EventBytes Counter "delivered_bytes" "Bytes of event frames written.";
     SubscribeDropped Counter "subscribe_dropped" "Records skipped for subscribers that did not keep up.";

@@ -22,6 +22,10 @@ impl Core {
         let sessions = || self.sessions.values();
         let mut held = vec![
             ("jobs", self.jobs.len()),
+            ("asks", self.asks.len() + self.asks_back.len()),
+            ("ask bytes", self.asks_bytes),
+            ("groups at work", self.groups.values().filter(|groups| !groups.is_idle()).count()),
+            ("caches at work", self.caches.values().filter(|cache| !cache.is_idle()).count()),
             ("parked", self.lanes.values().map(Lane::queued).sum()),
             ("credit", self.credits.iter().map(|c| c.outstanding() as usize).sum()),
             ("credit bytes", self.credits.iter().map(|c| c.outstanding_bytes() as usize).sum()),

@@ -1,8 +1,11 @@
 //! What runs on a core. `core` is the state machine, `run` the one loop around it.
 
+mod asking;
+mod caches;
 pub mod core;
 pub mod counters;
 pub(crate) mod disks;
+mod groups;
 #[cfg(any(test, feature = "sim"))]
 mod held;
 pub mod lane;

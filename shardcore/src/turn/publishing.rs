@@ -15,6 +15,7 @@ use crate::access::Granted;
 use crate::route::Place;
 use crate::session::acks::{AckSlot, Outcome};
 use crate::session::refusal::Refusal;
+use crate::shard::ask::{Ask, Asker};
 use crate::shard::mail::{self, Bounce, FromShard, JobToken, ShardInput, ShardOutput, ToShard};
 use crate::shard::ring::SLOT_OVERHEAD_BYTES;
 use crate::shard::{Shard, ShardCx};
@@ -149,12 +150,29 @@ impl Core {
     /// A request for a shard of this core.
     pub(super) fn handle_ask(&mut self, now: Tick, from: CoreId, to: ToShard) {
         let ToShard { shard: id, generation, what } = to;
+        let what = match what {
+            ShardInput::Ask { token, ask: Ask::Group(ask) } => {
+                let asker = Asker { core: from, token };
+                return self.handle_group_ask(now, asker, (id, generation), *ask);
+            }
+            ShardInput::Ask { token, ask } => {
+                return self.handle_cache_ask(now, (from, token), (id, generation), ask);
+            }
+            ShardInput::Cancel { token } => {
+                return self.cancel_poll(now, Asker { core: from, token }, id);
+            }
+            other => other,
+        };
         let shard = self.shards.get_mut(&id).filter(|s| s.generation() == generation);
         let Some(shard) = shard else {
             let what = match what {
                 ShardInput::Publish { job, .. } => ShardOutput::Bounced { job, why: Bounce::Moved },
                 ShardInput::Subscribe { token, .. } => ShardOutput::SubscribeMoved { token },
-                ShardInput::Pull { .. } | ShardInput::Release { .. } | ShardInput::Unlink => return,
+                ShardInput::Ask { token, ask } => ShardOutput::AskBack { token, ask },
+                ShardInput::Pull { .. }
+                | ShardInput::Release { .. }
+                | ShardInput::Unlink
+                | ShardInput::Cancel { .. } => return,
             };
             self.shard_out.push((from, FromShard { shard: id, generation, what }));
             return;
@@ -194,6 +212,8 @@ impl Core {
             | ShardOutput::Bounced { .. }
             | ShardOutput::Refused { .. }
             | ShardOutput::Unknown { .. } => self.publish_answer(now, answer),
+            ShardOutput::Answered { token, reply } => return self.ask_answered(token, &reply),
+            ShardOutput::AskBack { token, ask } => return self.ask_came_back(token, ask),
             ShardOutput::Room => {
                 if let Some(lane) = self.lanes.get_mut(&shard) {
                     lane.room();

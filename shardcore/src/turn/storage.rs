@@ -22,7 +22,7 @@ use crate::projection::producer::OwnIds;
 use crate::shard::logged::page_of;
 use crate::shard::mail::{Ending, FromShard, PageLoss, Reader, ShardOutput};
 use crate::shard::{Shard, ShardCx};
-use crate::snapshot::{FromCore, LogOrder, ShardId};
+use crate::snapshot::{FromCore, LogOrder, LogRole, ShardId};
 use crate::store::{LogAt, LogSource, PageReader, Store, StoreSettings, VolumeStart};
 
 type Quantile = fn(&Latencies) -> u64;
@@ -165,6 +165,7 @@ impl Core {
         let at = self.store.as_ref()?.find(key)?;
         self.close_logged(now, at, why);
         self.wanted.retain(|(_, wanted)| wanted.key != key);
+        self.caches_wanted.retain(|(_, wanted)| !wanted.keys.contains(&key));
         Some(at)
     }
 
@@ -205,7 +206,7 @@ impl Core {
             let Some(shard) = Shard::open_logged(*id, wanted.generation, ring, (store, at), own_ids) else {
                 return true;
             };
-            store.serve(at, *id);
+            store.serve(at, *id, LogRole::Records);
             shards.insert(*id, shard);
             opened = true;
             false
@@ -236,16 +237,25 @@ impl Core {
             self.route_outputs(now);
         }
         self.open_wanted(now);
+        self.open_caches(now);
     }
 
     fn take_log_event(&mut self, now: Tick, volume: u16, event: Event) {
         let at = |log: LogId| LogAt { volume, log };
         match event {
             Event::Settled { log, end } => self.log_settled(now, at(log), end),
-            Event::Room { log } => self.with_logged(now, at(log), |shard, _| shard.log_has_room()),
+            Event::Room { log } => match self.served_beside(at(log)) {
+                Some((id, LogRole::Groups)) => self.groups_log_has_room(now, id),
+                Some(served) => self.cache_log_has_room(now, served),
+                None => self.with_logged(now, at(log), |shard, _| shard.log_has_room()),
+            },
             Event::Stopped { log, reason, unknown_from } => {
                 tracing::error!(%reason, %unknown_from, key = %self.key_of(at(log)), "a log stopped: its stream takes no writes until the broker is started again");
-                self.with_logged(now, at(log), |shard, cx| shard.log_stopped(cx.out));
+                match self.served_beside(at(log)) {
+                    Some((id, LogRole::Groups)) => self.groups_log_stopped(now, id),
+                    Some(served) => self.cache_log_stopped(now, served),
+                    None => self.with_logged(now, at(log), |shard, cx| shard.log_stopped(cx.out)),
+                }
             }
             Event::Page { log, read, batches } => {
                 let Some(page_for) = self.store.as_mut().and_then(|store| store.take_read(read)) else {
@@ -260,10 +270,17 @@ impl Core {
                     PageReader::Numbers => self.with_logged(now, at(log), |shard, cx| {
                         shard.numbers_page(&batches, cx);
                     }),
+                    PageReader::Replay(LogRole::Groups) | PageReader::Poll { .. } => {
+                        self.groups_page(now, page_for, Ok(&batches));
+                    }
+                    PageReader::Replay(_) | PageReader::Value { .. } => {
+                        self.cache_page(now, page_for, Ok(&batches));
+                    }
                 }
             }
             Event::StartMoved { log, start } => {
                 self.with_logged(now, at(log), |shard, _| shard.log_start_moved(start));
+                self.tell_groups_of(now, at(log), Some(start));
             }
             Event::ReadFailed { log, read, error } => self.read_failed(now, at(log), read, &error),
             Event::CreateFailed { log, error } => {
@@ -306,7 +323,18 @@ impl Core {
 
     /// A log could not be made, and nothing of it is there: its shard waits until it is tried again.
     fn create_failed(&mut self, now: Tick, at: LogAt) {
-        let id = self.store.as_ref().and_then(|store| store.shard_of(at));
+        match self.served_beside(at) {
+            Some((id, LogRole::Groups)) => {
+                let key = self.routes.route(id.stream).map(|route| route.log_key(LogRole::Groups, id.shard));
+                // They are opened again when somebody asks for them.
+                self.granted.extend(key.map(|key| (key, (at.volume, LogSource::New))));
+                self.close_groups(now, id, Ending::Moved);
+                return self.route_outputs(now);
+            }
+            Some(served) => return self.cache_create_failed(now, served, at.volume),
+            None => {}
+        }
+        let id = self.store.as_ref().and_then(|store| store.served_by(at)).map(|(id, _)| id);
         let generation = id.and_then(|id| self.shards.get(&id)).map(Shard::generation);
         self.close_logged(now, at, Ending::Moved);
         let Some((id, generation)) = id.zip(generation) else { return };
@@ -315,7 +343,7 @@ impl Core {
         else {
             return;
         };
-        let key = route.log_key(id.shard);
+        let key = route.log_key(LogRole::Records, id.shard);
         self.granted.insert(key, (at.volume, LogSource::New));
         self.unmade.push((id, Wanted { generation, key, retention }));
     }
@@ -325,9 +353,16 @@ impl Core {
         log.map_or_else(String::new, |log| log.key().to_string())
     }
 
-    /// Runs `change` on the shard that a log serves.
+    /// What a log serves that does not hold the records of a stream.
+    fn served_beside(&self, at: LogAt) -> Option<(ShardId, LogRole)> {
+        let served = self.store.as_ref().and_then(|store| store.served_by(at));
+        served.filter(|(_, role)| *role != LogRole::Records)
+    }
+
+    /// Runs `change` on the shard whose records a log holds.
     fn with_logged(&mut self, now: Tick, at: LogAt, change: impl FnOnce(&mut Shard, &mut ShardCx<'_>)) {
-        let Some(id) = self.store.as_ref().and_then(|store| store.shard_of(at)) else { return };
+        let served = self.store.as_ref().and_then(|store| store.served_by(at));
+        let Some((id, LogRole::Records)) = served else { return };
         let Some(shard) = self.shards.get_mut(&id) else { return };
         let before = shard.ring_bytes();
         let mut cx = ShardCx {
@@ -348,7 +383,22 @@ impl Core {
         if planted::is(Defect::UnsettledServed) {
             end = self.store.as_ref().and_then(|store| store.log(at)).map_or(end, |log| log.claimed_end());
         }
-        self.with_logged(now, at, |shard, cx| shard.settled(end, cx));
+        match self.served_beside(at) {
+            Some((id, LogRole::Groups)) => self.groups_settled(now, id, end),
+            Some(served) => self.cache_settled(now, served, end),
+            None => {
+                self.with_logged(now, at, |shard, cx| shard.settled(end, cx));
+                self.tell_groups_of(now, at, None);
+            }
+        }
+    }
+
+    /// The records in a log end elsewhere now, or begin there.
+    fn tell_groups_of(&mut self, now: Tick, at: LogAt, start: Option<Offset>) {
+        let served = self.store.as_ref().and_then(|store| store.served_by(at));
+        if let Some((id, LogRole::Records)) = served {
+            self.tell_groups(now, id, start);
+        }
     }
 
     fn answer_reader(&mut self, id: ShardId, to: felix_wire::id::CoreId, what: ShardOutput) {
@@ -375,19 +425,31 @@ impl Core {
                 self.answer_reader(page_for.shard, to, ShardOutput::PageLost { token, why });
             }
             PageReader::Numbers => self.with_logged(now, at, |shard, cx| shard.numbers_lost(why, cx)),
+            PageReader::Replay(LogRole::Groups) | PageReader::Poll { .. } => {
+                self.groups_page(now, page_for, Err(&why));
+            }
+            PageReader::Replay(_) | PageReader::Value { .. } => self.cache_page(now, page_for, Err(&why)),
         }
     }
 
     /// Ends the shard that a log serves, if it does.
     fn close_logged(&mut self, now: Tick, at: LogAt, why: Ending) {
         let Some(store) = &mut self.store else { return };
-        let Some(id) = store.shard_of(at) else { return };
+        let Some((id, role)) = store.served_by(at) else { return };
         store.unserve(at);
-        self.close_shard(now, id, why);
+        match role {
+            LogRole::Records => self.close_shard(now, id, why),
+            LogRole::Cache | LogRole::Counters => self.close_cache(now, id, why),
+            LogRole::Groups => {
+                self.close_groups(now, id, why);
+                self.route_outputs(now);
+            }
+        }
     }
 
     /// Ends a shard: what it owes is answered and its subscriptions are told.
     pub(super) fn close_shard(&mut self, now: Tick, id: ShardId, why: Ending) {
+        self.close_groups(now, id, why);
         if let Some(mut shard) = self.shards.remove(&id) {
             if let Some((at, store)) = shard.log().zip(self.store.as_mut()) {
                 store.unserve(at);
@@ -411,6 +473,7 @@ impl Core {
         if now >= self.next_log_figures {
             self.next_log_figures = now + FIGURES_EVERY;
             self.wanted.append(&mut self.unmade);
+            self.caches_wanted.append(&mut self.caches_unmade);
             self.set_log_figures();
         }
     }

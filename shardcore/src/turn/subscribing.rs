@@ -148,6 +148,8 @@ impl Core {
             ShardOutput::Ended { why, rest } => self.end_feed(now, shard, generation, (why, &rest)),
             ShardOutput::Published { .. }
             | ShardOutput::Bounced { .. }
+            | ShardOutput::Answered { .. }
+            | ShardOutput::AskBack { .. }
             | ShardOutput::Refused { .. }
             | ShardOutput::Unknown { .. }
             | ShardOutput::Room => {}

@@ -20,7 +20,7 @@ use crate::access::{Granted, Principal};
 use crate::route::Place;
 use crate::shard::mail::{ShardInput, Start, SubToken, ToShard};
 use crate::snapshot::{
-    CoreLimits, FromCore, Owner, Routes, ShardId, StreamName, StreamRoute, StreamUid, ToCore,
+    CoreLimits, FromCore, Owner, Resource, Routes, ShardId, StreamName, StreamRoute, StreamUid, ToCore,
 };
 
 fn quic(core: u16, cores: u16) -> Quic {
@@ -96,6 +96,7 @@ impl Node {
         self.version += 1;
         let streams = owners.iter().enumerate().map(|(i, owner)| {
             Arc::new(StreamRoute {
+                resource: Resource::Stream,
                 uid: StreamUid(i as u64 + 1),
                 name: StreamName {
                     tenant: "t".into(),

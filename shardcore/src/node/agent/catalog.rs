@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use felix_runtime::Tick;
 use felix_wire::control::{
-    Assignment, AssignmentKey, Cache, Changes, Namespace, NodeView, ResourceKind, Snapshot, Stream, Tenant,
+    Assignment, AssignmentKey, Cache, Changes, Namespace, NodeView, ResourceKind, Snapshot, Stream,
+    StreamKey, Tenant,
 };
 
 use super::backoff::Backoff;
 use super::feed::{Feed, FeedItem, Taken};
+use crate::snapshot::Resource;
 
 /// How long a question for assignment changes may wait for one.
 pub const LONG_POLL: Duration = Duration::from_secs(20);
@@ -103,8 +105,9 @@ pub struct Catalog {
     addresses: BTreeMap<String, Arc<str>>,
     paces: [Pace; KINDS.len()],
     changed: bool,
-    /// Assignments changed and the streams have not been read since.
+    /// Assignments changed, and these have not been read since.
     streams_may_be_older: bool,
+    caches_may_be_older: bool,
 }
 
 impl Catalog {
@@ -121,6 +124,7 @@ impl Catalog {
             paces: [Pace::default(); KINDS.len()],
             changed: false,
             streams_may_be_older: false,
+            caches_may_be_older: false,
         }
     }
 
@@ -156,10 +160,18 @@ impl Catalog {
             Answer::Streams(answer) => (Kind::Streams, take(&mut self.streams, answer)),
             Answer::Assignments(answer) => {
                 let first = !self.assignments.is_synced();
+                let is_about = |wanted| match &answer {
+                    FeedAnswer::Snapshot(_) => true,
+                    FeedAnswer::Changes { changes, .. } => {
+                        changes.items.iter().any(|change| change.key.kind == wanted)
+                    }
+                };
+                let (streams, caches) = (is_about(ResourceKind::Stream), is_about(ResourceKind::Cache));
                 let taken = take(&mut self.assignments, answer);
                 if taken.changed && !first {
                     self.hurry_catalog(now);
-                    self.streams_may_be_older = true;
+                    self.streams_may_be_older |= streams;
+                    self.caches_may_be_older |= caches;
                 }
                 (Kind::Assignments, taken)
             }
@@ -169,12 +181,13 @@ impl Catalog {
                 pace.in_flight = false;
                 pace.due = now + pace.backoff.failed();
                 self.streams_may_be_older &= kind != Kind::Streams;
+                self.caches_may_be_older &= kind != Kind::Caches;
                 return;
             }
         };
         self.changed |= taken.changed;
-        // Only the ends of streams matter to anybody.
-        drop((self.tenants.take_ended(), self.namespaces.take_ended(), self.caches.take_ended()));
+        // Only the ends of streams and caches matter to anybody.
+        drop((self.tenants.take_ended(), self.namespaces.take_ended()));
         drop(self.assignments.take_ended());
         let gap = match kind {
             _ if taken.more => Duration::ZERO,
@@ -186,8 +199,9 @@ impl Catalog {
         pace.backoff.succeeded();
         let again = std::mem::take(&mut pace.again);
         pace.due = if again { now } else { now + gap };
-        if kind == Kind::Streams && !again && !taken.more {
-            self.streams_may_be_older = false;
+        if !again && !taken.more {
+            self.streams_may_be_older &= kind != Kind::Streams;
+            self.caches_may_be_older &= kind != Kind::Caches;
         }
     }
 
@@ -196,10 +210,11 @@ impl Catalog {
         KINDS.iter().all(|kind| self.has_snapshot(*kind))
     }
 
-    /// Whether anything changed since the last call. Changed assignments count once the streams were read after them, or
-    /// could not be: the assignments of a deleted stream go with it, and without its end they look like a move.
+    /// Whether anything changed since the last call. Changed assignments count once streams and caches were read after them,
+    /// or could not be: the assignments of a deleted one go with it, and without its end they look like a move.
     pub fn take_changed(&mut self) -> bool {
-        !self.streams_may_be_older && std::mem::take(&mut self.changed)
+        let older = self.streams_may_be_older || self.caches_may_be_older;
+        !older && std::mem::take(&mut self.changed)
     }
 
     /// Tenants in the order of their ids.
@@ -222,13 +237,26 @@ impl Catalog {
         self.streams.take_ended()
     }
 
-    /// The assignment of one shard of a stream.
-    pub fn assignment(&self, stream: &Stream, shard: u32) -> Option<&Assignment> {
+    /// Caches in the order of their names.
+    pub fn caches(&self) -> impl Iterator<Item = &Cache> {
+        self.caches.items()
+    }
+
+    /// Caches that were deleted, or live on under a later incarnation, since the last call.
+    pub fn take_ended_caches(&mut self) -> Vec<Cache> {
+        self.caches.take_ended()
+    }
+
+    /// The assignment of one shard of a stream or cache.
+    pub fn assignment(&self, resource: Resource, key: &StreamKey, shard: u32) -> Option<&Assignment> {
         self.assignments.get(&AssignmentKey {
-            tenant_id: stream.tenant_id.clone(),
-            namespace: stream.namespace.clone(),
-            kind: ResourceKind::Stream,
-            stream: stream.stream.clone(),
+            tenant_id: key.tenant_id.clone(),
+            namespace: key.namespace.clone(),
+            kind: match resource {
+                Resource::Stream => ResourceKind::Stream,
+                Resource::Cache => ResourceKind::Cache,
+            },
+            stream: key.stream.clone(),
             shard,
         })
     }
@@ -270,9 +298,9 @@ impl Catalog {
         }
     }
 
-    /// A new assignment usually belongs to a stream that was just created, and a restarted node has other ports.
+    /// A new assignment usually belongs to a stream or cache that was just created, and a restarted node has other ports.
     fn hurry_catalog(&mut self, now: Tick) {
-        for kind in [Kind::Tenants, Kind::Namespaces, Kind::Streams, Kind::Nodes] {
+        for kind in [Kind::Tenants, Kind::Namespaces, Kind::Caches, Kind::Streams, Kind::Nodes] {
             let pace = &mut self.paces[kind as usize];
             pace.due = pace.due.min(now);
             pace.again = pace.in_flight;

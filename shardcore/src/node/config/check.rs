@@ -200,6 +200,8 @@ impl Settings {
             ("max_subscriptions_per_conn", self.max_subscriptions_per_conn),
             ("max_subscriptions_total", self.max_subscriptions_total),
             ("replay_ring_max_records", self.replay_ring_max_records),
+            ("group_max_attempts", self.group_max_attempts),
+            ("group_max_in_flight", self.group_max_in_flight),
         ] {
             refuse(value == 0 || value > 1 << 24, format!("{name} is {value}; it can be 1 to {}", 1 << 24));
         }
@@ -222,6 +224,10 @@ impl Settings {
             self.ring_memory_percent == 0 || self.ring_memory_percent > 60,
             format!("ring_memory_percent is {}; it can be 1 to 60", self.ring_memory_percent),
         );
+        refuse(
+            self.cache_memory_percent == 0 || self.cache_memory_percent > 60,
+            format!("cache_memory_percent is {}; it can be 1 to 60", self.cache_memory_percent),
+        );
         for (name, value, least) in [
             ("auth_timeout_ms", self.auth_timeout_ms, 1),
             ("publish_queue_wait_ms", self.publish_queue_wait_ms, 0),
@@ -229,6 +235,9 @@ impl Settings {
             ("max_idle_timeout_ms", self.max_idle_timeout_ms, 100),
             ("shutdown_drain_timeout_ms", self.shutdown_drain_timeout_ms, 1),
             ("shutdown_predrain_ms", self.shutdown_predrain_ms, 0),
+            ("group_visibility_timeout_ms", self.group_visibility_timeout_ms, 1),
+            ("group_max_visibility_ms", self.group_max_visibility_ms, self.group_visibility_timeout_ms),
+            ("group_max_wait_ms", self.group_max_wait_ms, 0),
             ("controlplane_sync_interval_ms", self.controlplane_sync_interval_ms, SYNC_INTERVAL_MS_MIN),
         ] {
             refuse(

@@ -69,6 +69,8 @@ settings! {
     ring_memory_percent: u64 = 25, "FELIX_RING_MEMORY_PERCENT";
     /// Bytes for all replay rings of one core; 0 takes the share above.
     ring_memory: Size = Size(0), "FELIX_RING_MEMORY";
+    /// Share of a core's memory for values of caches, in percent; without a storage folder also for keys and counters.
+    cache_memory_percent: u64 = 15, "FELIX_CACHE_MEMORY_PERCENT";
     /// Most shards given to one core before the next one is tried; 0 spreads evenly.
     shards_per_core: u64 = 0, "FELIX_SHARDS_PER_CORE";
     /// Drop unacknowledged publishes of a full shard instead of holding them back.
@@ -95,6 +97,16 @@ settings! {
     retention_check_ms: u64 = 60_000, "FELIX_DURABLE_RETENTION_CHECK_MS";
     /// With less free on a drive, writes to its durable streams are refused; with twice as much they go on.
     disk_low: Size = Size(1_024 * MIB), "FELIX_DISK_LOW";
+    /// How long a record that was handed out to a consumer group stays claimed, in milliseconds.
+    group_visibility_timeout_ms: u64 = 30_000, "FELIX_GROUP_VISIBILITY_TIMEOUT_MS";
+    /// The longest claim, extension or delay of a record of a group, in milliseconds.
+    group_max_visibility_ms: u64 = 43_200_000, "FELIX_GROUP_MAX_VISIBILITY_MS";
+    /// How often a record is handed out before it is a dead letter.
+    group_max_attempts: u64 = 5, "FELIX_GROUP_MAX_ATTEMPTS";
+    /// Records of one group of a shard that may be handed out and unfinished.
+    group_max_in_flight: u64 = 10_000, "FELIX_GROUP_MAX_IN_FLIGHT";
+    /// How long a poll may wait for a first record, in milliseconds.
+    group_max_wait_ms: u64 = 30_000, "FELIX_GROUP_MAX_WAIT_MS";
     /// File to write, once serving, with the addresses in use (JSON, mode 0600, complete or absent).
     ready_file: Option<String> = None, "FELIX_READY_FILE";
 

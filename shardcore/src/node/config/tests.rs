@@ -186,6 +186,7 @@ fn pairs_that_cannot_work_are_refused() {
         (|s| s.publish_window = 0, "publish_window"),
         (|s| s.shutdown_drain_timeout_ms = 0, "shutdown_drain_timeout_ms"),
         (|s| s.ring_memory_percent = 90, "ring_memory_percent"),
+        (|s| s.cache_memory_percent = 61, "cache_memory_percent"),
         (|s| s.max_streams_per_conn = 15, "max_streams_per_conn"),
         (|s| s.max_streams_per_conn = 65_537, "max_streams_per_conn"),
     ];

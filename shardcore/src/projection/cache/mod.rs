@@ -235,6 +235,14 @@ impl CacheCore {
         }
     }
 
+    /// The bound of what is in memory from now on; what is over it goes with the next value that comes in.
+    pub fn set_bytes_max(&mut self, bytes: usize) {
+        match &mut self.keeping {
+            Keeping::Logged { hot_bytes_max } => *hot_bytes_max = bytes,
+            Keeping::Memory { bytes_max } => *bytes_max = bytes,
+        }
+    }
+
     /// Everything below is settled.
     pub fn settled_end(&self) -> Offset {
         self.settled_end

@@ -177,6 +177,13 @@ impl CounterCore {
         }
     }
 
+    /// The bound of counters in memory from now on; those there are stay.
+    pub fn set_bytes_max(&mut self, bytes: usize) {
+        if let Keeping::Memory { bytes_max } = &mut self.keeping {
+            *bytes_max = bytes;
+        }
+    }
+
     /// Counters there are.
     pub fn len(&self) -> usize {
         self.table.len()

@@ -1,6 +1,8 @@
 //! Cores with logs over one simulated disk, seen from another core: what it sends and what it is answered.
 
+mod caches;
 mod confirm;
+mod groups;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -29,7 +31,8 @@ use crate::shard::mail::{
     ShardOutput, Start, SubToken, ToShard,
 };
 use crate::snapshot::{
-    CoreLimits, FromCore, LogOrder, Owner, Routes, ShardId, StreamName, StreamRoute, StreamUid, ToCore,
+    CoreLimits, FromCore, LogOrder, LogRole, Owner, Resource, Routes, ShardId, StreamName, StreamRoute,
+    StreamUid, ToCore,
 };
 use crate::store::{LogSource, StoreSettings, VolumeStart};
 
@@ -171,6 +174,7 @@ impl World {
     fn route(&self, owner: Owner) -> Arc<StreamRoute> {
         let name = StreamName { tenant: "t".into(), namespace: "n".into(), stream: "s".into() };
         Arc::new(StreamRoute {
+            resource: Resource::Stream,
             uid: StreamUid(self.incarnation),
             name,
             incarnation: Incarnation(self.incarnation),
@@ -184,7 +188,7 @@ impl World {
     fn serve(&mut self, core: u16, source: LogSource) {
         let owner = Owner::Here { core: CoreId(core), generation: Generation(1) };
         let route = self.route(owner);
-        let key = route.log_key(ShardIndex(0));
+        let key = route.log_key(LogRole::Records, ShardIndex(0));
         let order = LogOrder::Open { key, volume: 0, source };
         self.cores[usize::from(core)].handle_admin(self.now, ToCore::Log(order));
         let routes = Arc::new(Routes::new(u64::from(core) + self.incarnation, [route], [Arc::from("t")]));
@@ -507,7 +511,7 @@ fn a_log_moves_to_another_core_with_all_it_holds() {
     }
     world.run(Duration::from_millis(20));
     assert_eq!(world.settled().len(), 50);
-    let key = world.route(Owner::Nobody { reason: "moving" }).log_key(ShardIndex(0));
+    let key = world.route(Owner::Nobody { reason: "moving" }).log_key(LogRole::Records, ShardIndex(0));
     world.cores[0].handle_admin(world.now, ToCore::Log(LogOrder::Release { key }));
     world.run(Duration::from_millis(50));
     let released = world.told.drain(..).find_map(|told| match told {
@@ -535,7 +539,7 @@ fn answers_when_the_log_goes(order: impl Fn(ShardKey) -> LogOrder) -> Vec<ShardO
         world.send(0, Job { token: JobToken(token), records, producer: numbered(1) });
     }
     world.turn();
-    let key = world.route(Owner::Nobody { reason: "moving" }).log_key(ShardIndex(0));
+    let key = world.route(Owner::Nobody { reason: "moving" }).log_key(LogRole::Records, ShardIndex(0));
     world.cores[0].handle_admin(world.now, ToCore::Log(order(key)));
     world.run(Duration::from_millis(50));
     std::mem::take(&mut world.answers)
@@ -585,7 +589,7 @@ fn a_deleted_life_is_gone_and_the_next_one_begins_empty() {
         world.run(Duration::from_millis(20));
         assert_eq!(world.settled(), [(incarnation, Some(0))]);
         assert_eq!(world.read(0, 0), [incarnation]);
-        let key = world.route(Owner::Nobody { reason: "moving" }).log_key(ShardIndex(0));
+        let key = world.route(Owner::Nobody { reason: "moving" }).log_key(LogRole::Records, ShardIndex(0));
         let order = LogOrder::Delete { key, volume: 0, source: LogSource::New };
         world.cores[0].handle_admin(world.now, ToCore::Log(order));
         world.run(Duration::from_millis(50));

@@ -93,7 +93,10 @@ fn a_new_assignment_makes_the_catalog_be_read_at_once() {
     let answer = FeedAnswer::Changes { since: 1, changes: changes(vec![change], 2) };
     catalog.answered(Answer::Assignments(answer), at(300));
     let asked: Vec<Kind> = due(&mut catalog, at(300)).iter().map(Fetch::kind).collect();
-    assert_eq!(asked, [Kind::Tenants, Kind::Namespaces, Kind::Streams, Kind::Assignments, Kind::Nodes]);
+    assert_eq!(
+        asked,
+        [Kind::Tenants, Kind::Namespaces, Kind::Caches, Kind::Streams, Kind::Assignments, Kind::Nodes]
+    );
 }
 
 #[test]

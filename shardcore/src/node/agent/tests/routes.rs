@@ -13,7 +13,7 @@ use super::*;
 use crate::node::agent::catalog::{Answer, Catalog, FeedAnswer};
 use crate::node::agent::routes::RouteMaker;
 use crate::node::storage::LogBook;
-use crate::snapshot::{Owner, RecoveredVolume, Routes, StreamName, StreamRoute, log_key};
+use crate::snapshot::{LogRole, Owner, RecoveredVolume, Routes, StreamName, StreamRoute, log_key};
 
 struct World {
     catalog: Catalog,
@@ -181,7 +181,7 @@ fn a_shard_whose_log_was_refused_says_so_and_what_is_wrong_with_it() {
     let mut world = World::new(1);
     world.logs = LogBook::new(vec!["/v".into()], [0; 16]);
     let name = StreamName { tenant: "t".into(), namespace: "n".into(), stream: "d".into() };
-    let key = log_key(&name, Incarnation(1), ShardIndex(0));
+    let key = log_key(LogRole::Records, &name, Incarnation(1), ShardIndex(0));
     let found = RecoveredVolume {
         run: Run(1),
         logs: Vec::new(),

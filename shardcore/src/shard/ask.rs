@@ -1,0 +1,215 @@
+//! Requests about what a shard keeps beside its records, and their answers: the same values by call on one core and by
+//! mailbox between two. Scope: values.
+//! Invariants: a request gets exactly one answer, `ShardOutput::Answered` or `ShardOutput::AskBack`; one that comes back
+//! changed nothing.
+//! Not here: who asked and how the answer is written (`session`), when it is asked again (`turn::asking`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use felix_runtime::clock::Tick;
+use felix_wire::id::{CoreId, Offset};
+
+use super::mail::{Doubt, NotWritten};
+use crate::projection::cache::Condition;
+use crate::projection::group::{ConnectionId, GroupInfo, GroupRefused, Handed, Seek};
+
+/// What a request takes in memory beside its key and value.
+const ASK_OVERHEAD_BYTES: usize = 128;
+
+/// Names a request at its sender; meaningless to the owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AskToken(pub u64);
+
+/// Who asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asker {
+    pub core: CoreId,
+    pub token: AskToken,
+}
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    CacheGet {
+        key: Bytes,
+    },
+    /// With a condition other than `Always` the answer says whether it held.
+    CachePut {
+        key: Bytes,
+        value: Bytes,
+        ttl_ms: Option<u64>,
+        condition: Condition,
+    },
+    /// Without a condition the answer tells the value that was removed.
+    CacheDelete {
+        key: Bytes,
+        condition: Condition,
+    },
+    CounterAdd {
+        key: Bytes,
+        delta: i64,
+    },
+    CounterGet {
+        key: Bytes,
+    },
+    Group(Box<GroupAsk>),
+}
+
+/// A request about a consumer group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupAsk {
+    pub group: Box<str>,
+    pub what: GroupWhat,
+}
+
+/// What is asked of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GroupWhat {
+    Poll {
+        connection: ConnectionId,
+        max_records: u32,
+        /// How long it waits for a first record.
+        wait: Duration,
+        /// Zero is the group's own.
+        visibility: Duration,
+        member: Option<Box<[u8]>>,
+        reclaim: bool,
+    },
+    Ack {
+        offset: Offset,
+    },
+    Nack {
+        offset: Offset,
+        attempts: u32,
+        delay: Duration,
+    },
+    Extend {
+        offset: Offset,
+        attempts: u32,
+        by: Duration,
+    },
+    DeadLetter {
+        offset: Offset,
+    },
+    DeadLetters,
+    Discard {
+        offset: Offset,
+    },
+    Redrive {
+        offset: Offset,
+    },
+    Seek {
+        to: Seek,
+        if_new: bool,
+    },
+    Describe,
+    Delete,
+}
+
+/// A record that a poll is answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolledRecord {
+    pub handed: Handed,
+    pub payload: Bytes,
+    /// Milliseconds since 1970.
+    pub timestamp_ms: u64,
+}
+
+impl Ask {
+    /// Whether it is about something of a stream, and not of a cache.
+    pub fn is_of_stream(&self) -> bool {
+        matches!(self, Ask::Group(_))
+    }
+
+    /// Bytes it holds.
+    pub fn bytes(&self) -> usize {
+        let held = match self {
+            Ask::CachePut { key, value, .. } => key.len() + value.len(),
+            Ask::CacheGet { key }
+            | Ask::CacheDelete { key, .. }
+            | Ask::CounterAdd { key, .. }
+            | Ask::CounterGet { key } => key.len(),
+            Ask::Group(ask) => {
+                let member = match &ask.what {
+                    GroupWhat::Poll { member, .. } => member.as_ref().map_or(0, |member| member.len()),
+                    _ => 0,
+                };
+                ask.group.len() + member
+            }
+        };
+        held + ASK_OVERHEAD_BYTES
+    }
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// What a key has, or had before its delete.
+    Value {
+        value: Option<Bytes>,
+        version: Option<Offset>,
+    },
+    /// It is written as its log promises.
+    Written,
+    /// Whether a condition held, and the version there is now.
+    Condition {
+        applied: bool,
+        version: Option<Offset>,
+    },
+    /// The sum of a counter; none when nothing was ever added.
+    Sum(Option<i64>),
+    /// What a poll gets, maybe nothing.
+    Polled(Vec<PolledRecord>),
+    /// How long a claim holds from now on.
+    Extended(Duration),
+    DeadLetters(Vec<Offset>),
+    Position {
+        offset: Offset,
+        moved: bool,
+    },
+    Group(GroupInfo),
+    Existed(bool),
+    Refused(AskRefused),
+}
+
+impl Reply {
+    /// Bytes of the value, when it answers a read: one that is not answered can simply be asked again.
+    pub fn read_bytes(&self) -> Option<usize> {
+        match self {
+            // The value of a delete has no version.
+            Reply::Value { value: Some(value), version: Some(_) } => Some(value.len()),
+            // Its records come again when their claims lapse.
+            Reply::Polled(records) => Some(records.iter().map(|record| record.payload.len()).sum()),
+            _ => None,
+        }
+    }
+}
+
+/// Why a request was refused. Nothing of it happened, except as `Unknown` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AskRefused {
+    /// The request makes no sense, and why.
+    Invalid(Arc<str>),
+    /// A bound of what is kept.
+    Limit(Arc<str>),
+    /// The shard is not keeping up.
+    Overloaded,
+    NotWritten(NotWritten),
+    /// Whether it happened is not known.
+    Unknown(Doubt),
+    /// What the answer needs cannot be read from the log.
+    Unreadable,
+    /// The log says what cannot be, and nothing of the shard is served.
+    Broken(Arc<str>),
+    Group(GroupRefused),
+}
+
+/// A request that waits at the owner.
+#[derive(Debug)]
+pub struct Parked {
+    pub asker: Asker,
+    pub ask: Ask,
+    pub since: Tick,
+}
