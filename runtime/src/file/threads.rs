@@ -116,12 +116,11 @@ mod tests {
         let mut pool = Threads::new(CoreWaker::new());
         let (go, went) = mpsc::channel();
         pool.start(move || went.recv().expect("sent")).expect("a thread");
-        helpers
-            .start(move || {
-                go.send(5).expect("waited for");
-                6
-            })
-            .expect("a thread");
+        pool.start(move || {
+            go.send(5).expect("waited for");
+            6
+        })
+        .expect("a thread");
         let mut both = [pool.wait(), pool.wait()];
         both.sort_unstable();
         assert_eq!(both, [Some(5), Some(6)]);
