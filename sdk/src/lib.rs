@@ -33,28 +33,35 @@
 mod address;
 mod backoff;
 mod broker;
+mod cache;
 #[cfg(feature = "cli")]
 pub mod cli;
 mod client;
 mod connection;
+mod counter;
 mod error;
 pub mod limits;
 mod name;
 mod publish;
+mod request;
 mod subscribe;
 mod tls;
 mod token;
 mod topology;
 
 pub use bytes::Bytes;
+pub use cache::watch::{Change, Watch, WatchBuilder, WatchError, WatchItem, WatchNotice, WatchStart};
+pub use cache::{Cache, Condition, Conditional, Entry};
 pub use client::{Client, ClientBuilder};
 pub use connection::Deadlines;
+pub use counter::Counters;
 pub use error::{CursorReason, Error, ProducerEnd, PublishError, Refusal, SubscribeError, TryPublishError};
 pub use felix_wire::error_code::{ErrorCode, RetryClass};
 pub use felix_wire::id::{CoreId, Offset};
 pub use felix_wire::routing::{KeyMapping, shard_for};
 pub use name::StreamName;
 pub use publish::{AckMode, BatchLimits, Idempotence, Published, Publisher, PublisherBuilder, Receipt};
+pub use request::{ConditionError, ReadError, RequestError};
 pub use subscribe::{
     Event, Gap, Item, Notice, Position, Positions, ShardProgress, Shards, Start, SubscribeBuilder,
     Subscription,

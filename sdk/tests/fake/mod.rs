@@ -4,7 +4,9 @@
 //! Not here: anything a real broker does beyond the requests the client makes.
 #![allow(dead_code)]
 
+pub mod caches;
 mod producers;
+pub mod requests;
 mod session;
 
 use std::collections::{HashSet, VecDeque};
@@ -22,7 +24,9 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::sync::watch;
 
+pub use caches::Caches;
 pub use producers::Producers;
+pub use requests::Requests;
 
 pub const TENANT: &str = "t1";
 pub const TOKEN: &str = "good-token";
@@ -135,6 +139,8 @@ pub struct State {
     pub event_streams: usize,
     pub open_connections: usize,
     pub next_id: u64,
+    pub caches: Caches,
+    pub requests: Requests,
 }
 
 impl State {
@@ -183,6 +189,8 @@ impl State {
             event_streams: 0,
             open_connections: 0,
             next_id: 1,
+            caches: Caches::new(shards),
+            requests: Requests::default(),
         }
     }
 
@@ -213,6 +221,10 @@ impl Shared {
         let value = change(&mut self.lock());
         self.changed.send_modify(|version| *version += 1);
         value
+    }
+
+    pub fn changed(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
     }
 
     /// Until the condition gives a value, with the test's deadline.
