@@ -40,6 +40,7 @@ mod client;
 mod connection;
 mod counter;
 mod error;
+mod group;
 pub mod limits;
 mod name;
 mod publish;
@@ -59,6 +60,9 @@ pub use error::{CursorReason, Error, ProducerEnd, PublishError, Refusal, Subscri
 pub use felix_wire::error_code::{ErrorCode, RetryClass};
 pub use felix_wire::id::{CoreId, Offset};
 pub use felix_wire::routing::{KeyMapping, shard_for};
+pub use group::deliveries::{Deliveries, DeliveriesBuilder, PollError};
+pub use group::worker::{Settle, WorkerBuilder, WorkerReport};
+pub use group::{Claim, Delivery, Group, GroupInfo, GroupPosition, Poll, SeekTo};
 pub use name::StreamName;
 pub use publish::{AckMode, BatchLimits, Idempotence, Published, Publisher, PublisherBuilder, Receipt};
 pub use request::{ConditionError, ReadError, RequestError};

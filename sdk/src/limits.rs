@@ -104,6 +104,19 @@ pub const NUMBERED_WRITES_MAX: usize = 64;
 /// Producers that one write is tried under, when shards do not know them.
 pub const NEW_PRODUCERS_MAX: u32 = 3;
 
+/// Bytes of a group's name.
+pub const GROUP_NAME_LEN_MAX: usize = 255;
+/// Records that a consumer has claimed and not handed out, unless it says otherwise.
+pub const GROUP_PREFETCH: usize = 32;
+/// How long a poll of a consumer waits at the broker, unless it says otherwise: a stop waits for it.
+pub const GROUP_POLL_WAIT: Duration = Duration::from_secs(2);
+/// Handlers of a worker that run at the same time, unless it says otherwise.
+pub const WORKER_CONCURRENCY: usize = 16;
+/// How long a worker's claims hold before they are extended, unless its group says otherwise.
+pub const WORKER_VISIBILITY: Duration = Duration::from_secs(30);
+/// How long a worker that is stopped waits for its handlers, unless it says otherwise.
+pub const WORKER_STOP_PATIENCE: Duration = Duration::from_secs(30);
+
 /// Shards a subscription asks for at once when it is opened, so that each has its own deadline.
 pub const OPENING_MAX: usize = 128;
 /// An event stream nobody asked for is closed after this long.

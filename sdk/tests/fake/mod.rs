@@ -5,6 +5,7 @@
 #![allow(dead_code)]
 
 pub mod caches;
+pub mod groups;
 mod producers;
 pub mod requests;
 mod session;
@@ -141,6 +142,7 @@ pub struct State {
     pub next_id: u64,
     pub caches: Caches,
     pub requests: Requests,
+    pub groups: groups::Groups,
 }
 
 impl State {
@@ -191,6 +193,7 @@ impl State {
             next_id: 1,
             caches: Caches::new(shards),
             requests: Requests::default(),
+            groups: groups::Groups::default(),
         }
     }
 

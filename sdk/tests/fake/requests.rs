@@ -10,7 +10,7 @@ use felix_wire::id::{Generation, RequestId};
 use quinn::SendStream;
 
 use super::session::{No, Outcome, Session, write};
-use super::caches;
+use super::{caches, groups};
 
 /// What is done with one request instead of the usual.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +61,17 @@ pub fn request_id(message: &Message<'_>) -> Option<RequestId> {
         Message::CacheDeleteIf(m) => Some(m.request_id),
         Message::CounterAdd(m) => Some(m.request_id),
         Message::CounterGet(m) => Some(m.request_id),
+        Message::GroupPoll(m) => Some(m.request_id),
+        Message::GroupAck(m)
+        | Message::GroupDeadLetter(m)
+        | Message::GroupDiscard(m)
+        | Message::GroupRedrive(m) => Some(m.request_id),
+        Message::GroupNack(m) => Some(m.request_id),
+        Message::GroupExtend(m) => Some(m.request_id),
+        Message::GroupSeek(m) => Some(m.request_id),
+        Message::GroupDeadLetters(m) | Message::GroupDescribe(m) | Message::GroupDelete(m) => {
+            Some(m.request_id)
+        }
         _ => None,
     }
 }
@@ -122,7 +133,14 @@ impl Session {
             Some(RequestTrick::Nonsense) => return write(send, &Message::Topology).await,
             _ => {}
         }
-        let answer = self.state.change(|s| caches::answer(s, message)).expect("a request that is served");
+        if let Message::GroupPoll(poll) = message {
+            return self.poll(poll, send).await;
+        }
+        let answer = self.state.change(|s| {
+            let answer = groups::answer(s, message);
+            answer.or_else(|| caches::answer(s, message))
+        });
+        let answer = answer.expect("a request that is served");
         match trick {
             Some(RequestTrick::ApplyAndCut) => return self.cut(),
             Some(RequestTrick::Swallow) => return Ok(()),
