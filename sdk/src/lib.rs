@@ -42,9 +42,11 @@ mod counter;
 mod error;
 mod group;
 pub mod limits;
+mod log;
 mod name;
 mod publish;
 mod request;
+mod state;
 mod subscribe;
 mod tls;
 mod token;
@@ -63,9 +65,11 @@ pub use felix_wire::routing::{KeyMapping, shard_for};
 pub use group::deliveries::{Deliveries, DeliveriesBuilder, PollError};
 pub use group::worker::{Settle, WorkerBuilder, WorkerReport};
 pub use group::{Claim, Delivery, Group, GroupInfo, GroupPosition, Poll, SeekTo};
+pub use log::{Log, LogRecord, Page, PageLimits, Target};
 pub use name::StreamName;
 pub use publish::{AckMode, BatchLimits, Idempotence, Published, Publisher, PublisherBuilder, Receipt};
 pub use request::{ConditionError, ReadError, RequestError};
+pub use state::{CommitBuilder, Committed, State, StateEntry};
 pub use subscribe::{
     Event, Gap, Item, Notice, Position, Positions, ShardProgress, Shards, Start, SubscribeBuilder,
     Subscription,

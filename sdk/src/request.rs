@@ -15,7 +15,7 @@ mod plan;
 mod pool;
 
 pub use error::{ConditionError, ReadError, RequestError};
-pub(crate) use exchange::owner_of;
+pub(crate) use exchange::{Said, owner_of};
 pub(crate) use numbers::{Numbers, Written};
 pub(crate) use place::{Ask, Place};
 pub(crate) use plan::Repeat;

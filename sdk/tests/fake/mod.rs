@@ -5,6 +5,7 @@
 #![allow(dead_code)]
 
 pub mod caches;
+pub mod commits;
 pub mod groups;
 mod producers;
 pub mod requests;
@@ -143,6 +144,7 @@ pub struct State {
     pub caches: Caches,
     pub requests: Requests,
     pub groups: groups::Groups,
+    pub commits: commits::Commits,
 }
 
 impl State {
@@ -194,6 +196,7 @@ impl State {
             caches: Caches::new(shards),
             requests: Requests::default(),
             groups: groups::Groups::default(),
+            commits: commits::Commits::default(),
         }
     }
 

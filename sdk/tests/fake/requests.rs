@@ -10,7 +10,7 @@ use felix_wire::id::{Generation, RequestId};
 use quinn::SendStream;
 
 use super::session::{No, Outcome, Session, write};
-use super::{caches, groups};
+use super::{caches, commits, groups};
 
 /// What is done with one request instead of the usual.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +61,11 @@ pub fn request_id(message: &Message<'_>) -> Option<RequestId> {
         Message::CacheDeleteIf(m) => Some(m.request_id),
         Message::CounterAdd(m) => Some(m.request_id),
         Message::CounterGet(m) => Some(m.request_id),
+        Message::Commit(m) => Some(m.request_id),
+        Message::StateGet(m) => Some(m.request_id),
+        Message::PublishIf(m) => Some(m.request_id),
+        Message::StreamRead(m) => Some(m.request_id),
+        Message::OffsetForTime(m) => Some(m.request_id),
         Message::GroupPoll(m) => Some(m.request_id),
         Message::GroupAck(m)
         | Message::GroupDeadLetter(m)
@@ -137,7 +142,12 @@ impl Session {
             return self.poll(poll, send).await;
         }
         let answer = self.state.change(|s| {
-            let answer = groups::answer(s, message);
+            let durable = s.durable != Some(false);
+            let commit = matches!(message, Message::Commit(_) | Message::StateGet(_));
+            if commit && !durable {
+                return Some(Err(commits::not_durable()));
+            }
+            let answer = groups::answer(s, message).or_else(|| commits::answer(s, message));
             answer.or_else(|| caches::answer(s, message))
         });
         let answer = answer.expect("a request that is served");
