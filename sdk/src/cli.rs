@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use self::failure::{Failure, Outcome};
-use self::nouns::{Context, cache, counter, namespace, node, shard, stream, tenant, token};
+use self::nouns::{Context, cache, commit, counter, group, namespace, node, shard, stream, tenant, token};
 use self::output::Format;
 use self::settings::{Settings, TargetArgs};
 use self::subscribe::Rendering;
@@ -71,6 +71,14 @@ enum Command {
     /// Counters beside a cache
     #[command(subcommand)]
     Counter(counter::Verb),
+    /// Consumer groups of a stream
+    #[command(subcommand)]
+    Group(group::Verb),
+    /// Commit an event with changes of keyed state, all or nothing
+    Commit(commit::CommitArgs),
+    /// Keyed state that commits have made
+    #[command(subcommand)]
+    State(commit::StateVerb),
     /// Shards and who serves them
     #[command(subcommand)]
     Shard(shard::Verb),
@@ -121,6 +129,9 @@ impl Command {
             Command::Stream(verb) => verb.run(&context(settings()?)),
             Command::Cache(verb) => verb.run(&context(settings()?)),
             Command::Counter(verb) => verb.run(&context(settings()?)),
+            Command::Group(verb) => verb.run(&context(settings()?)),
+            Command::Commit(args) => args.run(&context(settings()?)),
+            Command::State(verb) => verb.run(&context(settings()?)),
             Command::Shard(verb) => verb.run(&context(settings()?)),
             Command::Node(verb) => verb.run(&context(settings()?)),
             Command::Token(verb) => verb.run(&context(settings()?)),
@@ -135,6 +146,9 @@ impl Command {
             Command::Stream(verb) => verb.output().output,
             Command::Cache(verb) => verb.output().output,
             Command::Counter(verb) => verb.output().output,
+            Command::Group(verb) => verb.output().output,
+            Command::Commit(args) => args.output.output,
+            Command::State(verb) => verb.output().output,
             Command::Shard(verb) => verb.output().output,
             Command::Node(verb) => verb.output().output,
             Command::Token(verb) => verb.output().output,

@@ -3,7 +3,9 @@
 //! Not here: publishing and subscribing (`publish`, `subscribe`), the requests themselves (`api`).
 
 pub mod cache;
+pub mod commit;
 pub mod counter;
+pub mod group;
 pub mod namespace;
 pub mod node;
 mod served;
