@@ -89,6 +89,10 @@ impl Cursor {
         }
         if answer.resnapshot {
             self.phase = Phase::Snapshot { live };
+            // What came before is void now: should these values be cut off, all of them are needed again, whatever the
+            // next broker still has of the history.
+            self.next = None;
+            self.start = WatchStart::Current;
             return Begun { anew: true, values: None };
         }
         self.phase = Phase::Changes;
@@ -148,79 +152,4 @@ fn after(offset: Offset) -> Offset {
 }
 
 #[cfg(test)]
-mod tests {
-    use felix_wire::id::SubscriptionId;
-
-    use super::*;
-
-    fn answer(live: u64, count: Option<u64>, resnapshot: bool) -> CacheWatchStarted {
-        let (subscription_id, resume_offset) = (SubscriptionId(1), Offset(live));
-        CacheWatchStarted { subscription_id, resume_offset, resnapshot, retained_count: count }
-    }
-
-    fn wants(cursor: &Cursor, from: Option<u64>, current: bool) {
-        assert_eq!(cursor.wanted(), Wanted { from: from.map(Offset), current });
-    }
-
-    const CHANGE: Take = Take::Deliver { current: false };
-    const CURRENT: Take = Take::Deliver { current: true };
-
-    #[test]
-    fn a_live_watch_goes_on_after_its_last_change_and_repeats_none() {
-        let mut cursor = Cursor::new(WatchStart::Live);
-        wants(&cursor, None, false);
-        assert_eq!(cursor.started(&answer(10, None, false)), Begun { anew: false, values: None });
-        // Lost before anything changed: nothing since the registration is missed.
-        wants(&cursor, Some(10), false);
-        assert_eq!(
-            [cursor.event(Offset(12)), cursor.event(Offset(12)), cursor.event(Offset(9))],
-            [CHANGE, Take::Drop, Take::Drop]
-        );
-        cursor.resume_from(Offset(20));
-        wants(&cursor, Some(20), false);
-        assert_eq!(cursor.started(&answer(30, None, false)), Begun { anew: false, values: None });
-        assert_eq!((cursor.event(Offset(19)), cursor.event(Offset(21))), (Take::Drop, CHANGE));
-    }
-
-    #[test]
-    fn current_values_are_counted_and_asked_for_again_until_all_are_there() {
-        let mut cursor = Cursor::new(WatchStart::Current);
-        wants(&cursor, None, true);
-        assert_eq!(cursor.started(&answer(10, Some(2), false)), Begun { anew: false, values: Some(2) });
-        assert_eq!(cursor.event(Offset(7)), CURRENT);
-        cursor.resume_from(Offset(11));
-        wants(&cursor, None, true);
-        assert_eq!(cursor.started(&answer(14, Some(2), false)), Begun { anew: true, values: Some(2) });
-        assert_eq!((cursor.event(Offset(7)), cursor.event(Offset(3))), (CURRENT, CURRENT));
-        wants(&cursor, Some(14), false);
-        assert_eq!((cursor.event(Offset(13)), cursor.event(Offset(14))), (Take::Drop, CHANGE));
-        let mut empty = Cursor::new(WatchStart::Current);
-        assert_eq!(empty.started(&answer(5, Some(0), false)), Begun { anew: false, values: Some(0) });
-        wants(&empty, Some(5), false);
-    }
-
-    #[test]
-    fn compacted_history_is_told_and_its_values_come_before_the_changes() {
-        let mut cursor = Cursor::new(WatchStart::Offset(Offset(3)));
-        wants(&cursor, Some(3), false);
-        assert_eq!(cursor.started(&answer(50, None, true)), Begun { anew: true, values: None });
-        assert_eq!((cursor.event(Offset(40)), cursor.event(Offset(31))), (CURRENT, CURRENT));
-        // Lost in the middle of the values: they are asked for again.
-        wants(&cursor, Some(3), false);
-        assert_eq!(cursor.started(&answer(60, None, true)), Begun { anew: true, values: None });
-        assert_eq!((cursor.event(Offset(40)), cursor.event(Offset(60))), (CURRENT, CHANGE));
-        wants(&cursor, Some(61), false);
-    }
-
-    #[test]
-    fn another_life_of_a_cache_in_memory_begins_anew_and_a_wrong_offset_fails() {
-        let mut cursor = Cursor::new(WatchStart::Offset(Offset(3)));
-        assert_eq!(cursor.missed(CursorErrorReason::InFuture), Missed::Fail);
-        cursor.started(&answer(50, None, false));
-        cursor.event(Offset(50));
-        assert_eq!(cursor.missed(CursorErrorReason::TooOld), Missed::Fail);
-        assert_eq!(cursor.missed(CursorErrorReason::InFuture), Missed::Again);
-        wants(&cursor, None, true);
-        assert_eq!(cursor.started(&answer(2, Some(1), false)), Begun { anew: true, values: Some(1) });
-    }
-}
+mod tests;
