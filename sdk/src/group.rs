@@ -168,7 +168,8 @@ impl Group {
     /// Claims records of one shard; none when there is nothing within the time to wait.
     ///
     /// # Errors
-    /// As [`RequestError`] says. With an unknown outcome records may be claimed, and are owed again when that lapses.
+    /// As [`RequestError`] says. With an unknown outcome, and when the call is cancelled, records may be claimed, and are
+    /// owed again when that lapses.
     pub async fn poll(&self, shard: u32, poll: Poll) -> Result<Vec<Delivery>, RequestError> {
         if !(1..=GROUP_POLL_RECORDS_MAX).contains(&poll.max_records) {
             let most = GROUP_POLL_RECORDS_MAX;

@@ -116,6 +116,8 @@ pub const WORKER_CONCURRENCY: usize = 16;
 pub const WORKER_VISIBILITY: Duration = Duration::from_secs(30);
 /// How long a worker that is stopped waits for its handlers, unless it says otherwise.
 pub const WORKER_STOP_PATIENCE: Duration = Duration::from_secs(30);
+/// After that a worker gives back the records of handlers that it has ended, for so long.
+pub const WORKER_GIVE_BACK: Duration = Duration::from_secs(10);
 
 /// Shards a subscription asks for at once when it is opened, so that each has its own deadline.
 pub const OPENING_MAX: usize = 128;

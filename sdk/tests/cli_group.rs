@@ -170,13 +170,9 @@ async fn a_consumer_whose_reader_is_gone_gives_back_what_nobody_read() {
     rig.put(0..3);
     let done = ended(child).await;
     assert_eq!(done.status, 0, "{done:?}");
-    let tail = rig
-        .broker
-        .state
-        .lock()
-        .groups
-        .shards
-        .get(&("g".to_owned(), 0))
-        .map_or(0, |shard| shard.finished.len());
-    assert_eq!(tail, 0, "nothing is finished");
+    let (finished, held, owed, dead) = counts(&rig);
+    assert_eq!((finished, held, dead), (0, 0, 0), "nothing is finished or stays claimed");
+    let state = rig.broker.state.lock();
+    let shard = &state.groups.shards[&("g".to_owned(), 0)];
+    assert!(owed > 0 && shard.owed.values().all(|(attempts, _)| *attempts == 1), "{shard:?}");
 }

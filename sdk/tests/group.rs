@@ -408,6 +408,32 @@ async fn a_stopped_worker_gives_back_what_waits_and_ends_what_takes_too_long() {
 }
 
 #[tokio::test]
+async fn a_worker_that_is_stopped_while_the_broker_is_away_ends_and_says_what_is_not_settled() {
+    let mut broker = FakeBroker::start(1).await;
+    put(&broker, 0, 0..2);
+    let (_client, group) = group(&broker).await;
+    let (begun, mut beginning) = tokio::sync::mpsc::channel(2);
+    let handler = move |_| {
+        let begun = begun.clone();
+        async move {
+            begun.send(()).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            Settle::Ack
+        }
+    };
+    let (stop, stopped) = oneshot::channel::<()>();
+    let builder = group.worker().concurrency(2).stop_patience(Duration::from_millis(50));
+    let worker = tokio::spawn(builder.run(handler, async move { drop(stopped.await) }));
+    for _ in 0..2 {
+        tokio::time::timeout(DEADLINE, beginning.recv()).await.expect("in time").expect("it runs");
+    }
+    broker.stop().await;
+    drop(stop);
+    let report = tokio::time::timeout(DEADLINE, worker).await.expect("it stops").unwrap().unwrap();
+    assert_eq!((report.acked, report.unsettled), (0, 2), "{report:?}");
+}
+
+#[tokio::test]
 async fn a_worker_whose_shards_cannot_be_polled_ends_with_the_reason() {
     let broker = FakeBroker::start(1).await;
     let (_client, group) = group(&broker).await;

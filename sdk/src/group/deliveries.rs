@@ -137,10 +137,14 @@ impl Deliveries {
     /// back is owed again after the visibility timeout.
     pub async fn stop(mut self) {
         self.request_stop();
+        // Given back only when no poll is left that could claim it again: that would cost an attempt.
+        let mut held = Vec::new();
         while let Some(item) = self.next_held().await {
-            if let Ok(held) = item {
-                drop(self.group.nack(held.delivery.claim, None).await);
-            }
+            held.extend(item);
+        }
+        for Held { delivery, place } in held {
+            drop(self.group.nack(delivery.claim, None).await);
+            drop(place);
         }
     }
 

@@ -17,7 +17,9 @@ use tokio::time::Instant;
 use crate::group::deliveries::{Deliveries, Held, PollError};
 use crate::group::roster::Roster;
 use crate::group::{Claim, Delivery, Group};
-use crate::limits::{GROUP_POLL_WAIT, WORKER_CONCURRENCY, WORKER_STOP_PATIENCE, WORKER_VISIBILITY};
+use crate::limits::{
+    GROUP_POLL_WAIT, WORKER_CONCURRENCY, WORKER_GIVE_BACK, WORKER_STOP_PATIENCE, WORKER_VISIBILITY,
+};
 use crate::request::RequestError;
 
 /// What becomes of a record.
@@ -87,7 +89,7 @@ impl WorkerBuilder {
     }
 
     /// How long a stop waits for handlers, 30 s by default; those that run longer are ended, and their records are given
-    /// back.
+    /// back, for which 10 s more are waited.
     pub fn stop_patience(mut self, patience: Duration) -> Self {
         self.stop_patience = patience;
         self
@@ -131,6 +133,7 @@ impl WorkerBuilder {
             handler: Arc::new(handler),
             concurrency: self.concurrency,
             waiting: VecDeque::new(),
+            stopping: false,
             handlers: JoinSet::new(),
             claims: HashMap::new(),
             requests: JoinSet::new(),
@@ -154,6 +157,8 @@ struct Running<H> {
     deliveries: Deliveries,
     roster: Roster,
     waiting: VecDeque<Held>,
+    /// No handler begins any more.
+    stopping: bool,
     handlers: JoinSet<Settle>,
     /// What each handler is about, and its place among those that are claimed.
     claims: HashMap<Id, (Claim, OwnedSemaphorePermit)>,
@@ -176,14 +181,18 @@ where
         let mut polling = true;
         // Once it is set, nothing begins any more.
         let mut deadline: Option<Instant> = None;
-        while polling || !self.handlers.is_empty() || !self.requests.is_empty() {
+        let mut forced = false;
+        while polling || !self.waiting.is_empty() || !self.handlers.is_empty() || !self.requests.is_empty() {
             let now = Instant::now();
+            if self.stopping && !polling {
+                // No poll is left that could claim them again: that would cost an attempt.
+                self.give_back_waiting();
+            }
             self.extend(now);
             let due = self.roster.next_timeout();
             let wake = due.into_iter().chain(deadline).min();
             tokio::select! {
                 item = self.deliveries.next_held(), if polling => match item {
-                    Some(Ok(held)) if deadline.is_some() => self.give_back(held),
                     Some(Ok(held)) => self.claimed(held),
                     Some(Err(PollError { error, .. })) => failed = Some(*error),
                     None => polling = false,
@@ -192,20 +201,24 @@ where
                 Some(done) = self.requests.join_next() => self.done(done),
                 () = &mut stop, if deadline.is_none() => {
                     deadline = Some(now + patience);
+                    self.stopping = true;
                     self.deliveries.request_stop();
-                    for held in std::mem::take(&mut self.waiting) {
-                        self.give_back(held);
-                    }
                 }
                 () = sleep_until(wake), if wake.is_some() => {
-                    if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                        // They come back as ended, and their records are given back.
-                        self.handlers.abort_all();
-                        deadline = Some(Instant::now() + patience.max(Duration::from_secs(1)));
+                    if deadline.is_none_or(|deadline| deadline > Instant::now()) {
+                        continue;
                     }
+                    if std::mem::replace(&mut forced, true) {
+                        // Nobody answers: what is not settled is handed out again when its claim lapses.
+                        break;
+                    }
+                    // They come back as ended, and their records are given back.
+                    self.handlers.abort_all();
+                    deadline = Some(Instant::now() + WORKER_GIVE_BACK);
                 }
             }
         }
+        self.report.unsettled += (self.requests.len() + self.claims.len()) as u64;
         match failed {
             Some(error) if deadline.is_none() => Err(error),
             _ => Ok(self.report),
@@ -219,7 +232,8 @@ where
     }
 
     fn start(&mut self) {
-        while self.handlers.len() < self.concurrency
+        while !self.stopping
+            && self.handlers.len() < self.concurrency
             && let Some(Held { delivery, place }) = self.waiting.pop_front()
         {
             let (handler, claim) = (self.handler.clone(), delivery.claim);
@@ -242,11 +256,11 @@ where
         self.start();
     }
 
-    /// A record that no handler will get.
-    fn give_back(&mut self, Held { delivery, place }: Held) {
-        // Those that come after the stop were never counted as held.
-        self.roster.claimed(delivery.claim, Instant::now());
-        self.settle(delivery.claim, Settle::Nack { delay: None }, place);
+    /// Records that no handler will get.
+    fn give_back_waiting(&mut self) {
+        for Held { delivery, place } in std::mem::take(&mut self.waiting) {
+            self.settle(delivery.claim, Settle::Nack { delay: None }, place);
+        }
     }
 
     fn settle(&mut self, claim: Claim, settle: Settle, place: OwnedSemaphorePermit) {

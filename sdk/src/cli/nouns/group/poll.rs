@@ -147,12 +147,17 @@ impl PollArgs {
         }
         let mut deliveries = builder.open().await?;
         remark(&format!("consuming `{}` as `{}`", self.group.stream, self.group.group));
-        let mut consumer =
-            Consumer { group, args: self, out: BufWriter::new(io::stdout()), written: Vec::new() };
+        let out = BufWriter::new(io::stdout());
+        let (written, unread) = (Vec::new(), Vec::new());
+        let mut consumer = Consumer { group, args: self, out, written, unread };
         let outcome = consumer.run(&mut deliveries, &mut interrupted).await;
+        deliveries.request_stop();
         // What was written is finished, also when something else failed; nothing else is.
         let settled = consumer.settle().await;
         deliveries.stop().await;
+        for claim in consumer.unread {
+            drop(group.nack(claim, None).await);
+        }
         outcome.and(settled)
     }
 }
@@ -162,6 +167,8 @@ struct Consumer<'a> {
     args: &'a PollArgs,
     out: BufWriter<io::Stdout>,
     written: Vec<Claim>,
+    /// Nobody will read these, so they are given back.
+    unread: Vec<Claim>,
 }
 
 impl Consumer<'_> {
@@ -169,7 +176,7 @@ impl Consumer<'_> {
         let mut left = self.args.count;
         // Polls of all shards wait at the same time; one that has just begun gets its whole time.
         let quiet = self.args.wait * 2;
-        while left != Some(0) {
+        while left != Some(0) && !interrupted.happened() {
             let waiting = tokio::select! {
                 biased;
                 item = deliveries.next() => Some(item),
@@ -194,7 +201,7 @@ impl Consumer<'_> {
                 Some(Ok(delivery)) => {
                     let claim = delivery.claim;
                     if let Err(error) = self.args.output.write(&mut self.out, &delivery, false) {
-                        drop(self.group.nack(claim, None).await);
+                        self.unread.push(claim);
                         return Err(output_failed(&error));
                     }
                     self.written.push(claim);
@@ -217,9 +224,7 @@ impl Consumer<'_> {
         }
         let claims = std::mem::take(&mut self.written);
         if let Err(error) = self.out.flush() {
-            for claim in claims {
-                drop(self.group.nack(claim, None).await);
-            }
+            self.unread.extend(claims);
             return Err(output_failed(&error));
         }
         let mut acks = tokio::task::JoinSet::new();
