@@ -355,6 +355,64 @@ async fn a_producer_that_the_shard_has_forgotten_is_replaced() {
 }
 
 #[tokio::test]
+async fn whatever_becomes_of_answers_and_producers_each_add_counts_as_it_says() {
+    for seed in 1..=6_u64 {
+        let broker = numbering().await;
+        let counters = broker.connect().await.counters("c").unwrap();
+        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut pick = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let tricks: Vec<RequestTrick> = (0..120)
+            .map(|_| match pick(12) {
+                0 => RequestTrick::ApplyAndCut,
+                1 => RequestTrick::Cut,
+                2 => RequestTrick::ApplyAndDoubt,
+                3 => RequestTrick::WrongId,
+                4 => RequestTrick::Refuse(ErrorCode::Overloaded, Some(1)),
+                5 => RequestTrick::Refuse(ErrorCode::Forbidden, None),
+                _ => RequestTrick::Usual,
+            })
+            .collect();
+        broker.state.change(|s| s.requests.tricks.extend(tricks));
+        let mut adds = JoinSet::new();
+        for number in 0..80 {
+            let counters = counters.clone();
+            adds.spawn(
+                async move { counters.add("n", 1 << (number % 8 * 4)).await.map_err(|e| (number, e)) },
+            );
+            if number % 10 == 0 {
+                tokio::task::yield_now().await;
+                broker.state.change(|s| s.caches.numbers.clear());
+            }
+        }
+        let (mut sure, mut possible) = (0, 0);
+        let mut settled = Vec::new();
+        while let Some(add) = adds.join_next().await {
+            settled.push(add.unwrap());
+        }
+        for number in 0..80_i64 {
+            let delta = 1 << (number % 8 * 4);
+            match settled.iter().filter_map(|add| add.as_ref().err()).find(|(of, _)| *of == number) {
+                None => (sure, possible) = (sure + delta, possible + delta),
+                Some((_, error)) if error.is_outcome_unknown() => possible += delta,
+                Some(_) => {}
+            }
+        }
+        let sum = counters.get("n").await.unwrap().unwrap_or(0);
+        // Each kind of delta has a digit of its own, so that no error hides behind another.
+        for digit in 0..8 {
+            let of = |number: i64| (number >> (digit * 4)) & 15;
+            assert!(
+                of(sure) <= of(sum) && of(sum) <= of(possible),
+                "SEED={seed}: {sure:x} {sum:x} {possible:x}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_add_without_numbers_is_not_repeated() {
     let broker = FakeBroker::start(1).await;
     let counters = broker.connect().await.counters("c").unwrap();

@@ -15,6 +15,8 @@ use super::{caches, commits, groups};
 /// What is done with one request instead of the usual.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestTrick {
+    /// None.
+    Usual,
     /// Applied; the connection ends without the answer.
     ApplyAndCut,
     /// Not applied; the connection ends.
