@@ -105,6 +105,18 @@ async fn many_requests_are_on_their_way_at_once_each_on_a_stream_of_its_own() {
     assert!(state.caches.values.iter().all(|(key, (value, ..))| key.as_bytes()[1..] == *value));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_one_after_the_other_share_one_stream() {
+    let broker = FakeBroker::start(1).await;
+    let cache = cache(&broker.connect().await);
+    cache.shard_count().await.unwrap();
+    let before = broker.state.lock().auths.len();
+    for _ in 0..300 {
+        assert_eq!(cache.get("k").await, Ok(None));
+    }
+    assert_eq!(broker.state.lock().auths.len() - before, 1);
+}
+
 #[tokio::test]
 async fn a_broker_that_answers_in_order_gets_many_requests_on_one_stream() {
     let broker = FakeBroker::start(2).await;

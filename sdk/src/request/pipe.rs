@@ -37,7 +37,7 @@ struct Owed<R> {
     what: &'static str,
     tell: Tell,
     /// Given back with the answer.
-    _room: R,
+    room: R,
 }
 
 /// See the module. `R` is the room that a request takes until it is answered.
@@ -53,7 +53,7 @@ impl<R> Pipe<R> {
 
     /// A request is handed to the transport at `asked`; its answer is due at `due`.
     pub(crate) fn sent(&mut self, (what, asked, due): (&'static str, Instant, Instant), tell: Tell, room: R) {
-        self.owed.push_back(Owed { asked, due, what, tell, _room: room });
+        self.owed.push_back(Owed { asked, due, what, tell, room });
     }
 
     /// The next answer.
@@ -61,10 +61,12 @@ impl<R> Pipe<R> {
     /// # Errors
     /// When it is none, or the wrong one: nothing that comes after it can be trusted.
     pub(crate) fn answered(&mut self, frame: &Frame) -> Result<(), Error> {
-        let Some(oldest) = self.owed.pop_front() else {
+        let Some(Owed { tell, room, .. }) = self.owed.pop_front() else {
             return Err(Error::protocol("an answer to a request that was not made"));
         };
-        if (oldest.tell)(Ok(frame))? == Keep::Retire {
+        // Before the caller knows, who may have the next request at hand.
+        drop(room);
+        if tell(Ok(frame))? == Keep::Retire {
             self.retired = true;
         }
         Ok(())
