@@ -11,11 +11,12 @@ use felix_wire::client::{Message, RefusalReason};
 use felix_wire::features::Features;
 use felix_wire::id::{ProducerId, RequestId, Sequence};
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::backoff::jitter_seed;
 use crate::connection::Deadlines;
-use crate::limits::{NEW_PRODUCERS_MAX, NUMBERED_WRITES_MAX};
+use crate::error::Error;
+use crate::limits::{NEW_PRODUCERS_MAX, NUMBERED_WRITES_MAX, RETRY_IDEMPOTENT};
 use crate::request::error::RequestError;
 use crate::request::exchange::{Read, Said};
 use crate::request::pipe::NoAnswer;
@@ -74,7 +75,9 @@ impl Numbers {
             let outcome = place.ask(ask, |id| message(id, None), read).await?;
             return settled(outcome, ask.what);
         }
-        let _turn = self.gate.acquire().await;
+        let waited = RETRY_IDEMPOTENT;
+        let late = RequestError::Unavailable(Error::TimedOut { what: ask.what, waited });
+        let _turn = timeout(waited, self.gate.acquire()).await.map_err(|_| late)?;
         let ask = Ask { needs: ask.needs.union(served), repeat: Repeat::Same, ..ask };
         for _producer in 0..NEW_PRODUCERS_MAX {
             let mut producer = self.take(place).await?;
