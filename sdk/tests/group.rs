@@ -262,6 +262,27 @@ async fn a_shard_that_cannot_be_polled_ends_with_its_reason() {
     assert_eq!(tokio::time::timeout(DEADLINE, deliveries.next()).await.unwrap(), None);
 }
 
+#[tokio::test]
+async fn a_consumer_of_a_stream_that_is_deleted_ends_after_a_while_and_one_that_comes_back_goes_on() {
+    let broker = FakeBroker::start(1).await;
+    put(&broker, 0, 0..1);
+    let (_client, group) = group(&broker).await;
+    let mut deliveries = group.deliveries().wait(Duration::from_millis(20)).open().await.unwrap();
+    group.ack(next(&mut deliveries).await.claim).await.unwrap();
+    let known = |known| broker.state.change(|s| s.stream_known = known);
+    let polls = |s: &fake::State| s.requests.seen.iter().filter(|name| *name == "group_poll").count();
+    known(false);
+    let asked = polls(&broker.state.lock());
+    broker.state.when("polls that fail", |s| (polls(s) > asked + 2).then_some(())).await;
+    known(true);
+    put(&broker, 0, 1..2);
+    assert_eq!(next(&mut deliveries).await.claim, claim(1, 1));
+    known(false);
+    let error = tokio::time::timeout(DEADLINE, deliveries.next()).await.unwrap().unwrap().unwrap_err();
+    assert!(error.error.is_not_found(), "{error}");
+    assert_eq!(tokio::time::timeout(DEADLINE, deliveries.next()).await.unwrap(), None);
+}
+
 /// Runs a worker until `done` of the state.
 async fn work<H, F>(
     broker: &FakeBroker,

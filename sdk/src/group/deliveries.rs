@@ -10,14 +10,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll as Polled};
 use std::time::Duration;
 
-use felix_wire::error_code::RetryClass;
+use felix_wire::error_code::{ErrorCode, RetryClass};
 use felix_wire::limits::GROUP_POLL_RECORDS_MAX;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::backoff::{Backoff, jitter_seed};
+use crate::connection::Deadlines;
+use crate::error::Error;
 use crate::group::{Delivery, Group, Poll};
-use crate::limits::{GROUP_POLL_WAIT, GROUP_PREFETCH};
+use crate::limits::{GROUP_POLL_WAIT, GROUP_PREFETCH, IDENTITY_PATIENCE, KNOWN_BEFORE_FACTOR};
 use crate::request::RequestError;
 
 /// Polling a shard failed for good: it delivers nothing more.
@@ -167,6 +170,20 @@ impl futures_core::Stream for Deliveries {
     }
 }
 
+/// How long a shard that fails so is polled all the same; `None`: for ever.
+fn patience(error: &RequestError, deadlines: &Deadlines) -> Option<Duration> {
+    let no_token = matches!(error, RequestError::Unavailable(Error::Token { .. }));
+    if no_token || error.code() == Some(&ErrorCode::Unauthenticated) {
+        // Tokens are renewed; the new one may be late.
+        return Some(IDENTITY_PATIENCE);
+    }
+    if error.is_not_found() {
+        // A broker that has just been started reads the catalog first.
+        return Some(deadlines.not_found * KNOWN_BEFORE_FACTOR);
+    }
+    (error.retry_class() == RetryClass::Fatal).then_some(Duration::ZERO)
+}
+
 /// The task that polls one shard.
 struct Poller {
     group: Group,
@@ -182,6 +199,7 @@ struct Poller {
 impl Poller {
     async fn run(mut self) {
         let mut backoff = Backoff::default();
+        let mut failing: Option<Instant> = None;
         let mut stopped = self.stopped.clone();
         loop {
             let room = tokio::select! {
@@ -198,6 +216,7 @@ impl Poller {
             let error = match self.group.poll(self.shard, poll).await {
                 Ok(records) => {
                     self.reclaim = false;
+                    failing = None;
                     backoff.reset();
                     if self.hand_on(records, &mut places).await.is_err() {
                         return;
@@ -207,7 +226,9 @@ impl Poller {
                 Err(error) => error,
             };
             drop(places);
-            if error.retry_class() == RetryClass::Fatal {
+            let since = *failing.get_or_insert_with(Instant::now);
+            let patience = patience(&error, &self.group.place.shared().identity.deadlines);
+            if patience.is_some_and(|patience| since.elapsed() >= patience) {
                 let shard = self.shard;
                 let error = Box::new(error);
                 return drop(self.queue.send(Err(PollError { shard, error })).await);

@@ -83,6 +83,12 @@ pub fn request_id(message: &Message<'_>) -> Option<RequestId> {
     }
 }
 
+/// It is about the stream, not about a cache.
+fn of_stream(message: &Message<'_>) -> bool {
+    let name = message.type_name();
+    !name.starts_with("cache") && !name.starts_with("counter")
+}
+
 impl Session {
     pub fn hold(&self) -> bool {
         self.state.lock().requests.held
@@ -139,6 +145,9 @@ impl Session {
             }
             Some(RequestTrick::Nonsense) => return write(send, &Message::Topology).await,
             _ => {}
+        }
+        if !self.state.lock().stream_known && of_stream(message) {
+            return write(send, &coded(ErrorCode::NotFound, None, None)).await;
         }
         if let Message::GroupPoll(poll) = message {
             return self.poll(poll, send).await;
