@@ -88,6 +88,21 @@ async fn a_consumer_that_is_stopped_leaves_nothing_claimed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_whose_claims_were_lost_goes_on_and_says_that_records_come_again() {
+    let rig = Rig::start(1).await;
+    rig.put(0..3);
+    rig.broker.state.change(|s| s.groups.stale_acks = 2);
+    let done = rig.run(&["group", "poll", "s", "g", "--ack", "--wait", "50ms", "--count", "5"]).await;
+    assert!(done.stderr.contains("2 record(s) were printed too late"), "{done:?}");
+    let text = done.ok();
+    let mut printed: Vec<&str> = text.lines().collect();
+    printed.sort_unstable();
+    assert_eq!((printed.len(), counts(&rig)), (5, (3, 0, 0, 0)));
+    printed.dedup();
+    assert_eq!(printed, ["0", "1", "2"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn groups_are_created_moved_shown_and_deleted() {
     let rig = Rig::start(2).await;
     rig.put(0..5);

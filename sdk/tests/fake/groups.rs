@@ -48,6 +48,8 @@ pub struct Groups {
     pub extensions: usize,
     /// Most claims at a time.
     pub held_most: usize,
+    /// So many acks find their claim lost.
+    pub stale_acks: usize,
     /// Acks in order.
     pub acked: Vec<(u32, u64)>,
 }
@@ -175,11 +177,20 @@ pub fn answer(s: &mut State, message: &Message<'_>) -> Option<Result<Message<'st
     if let Message::GroupExtend(_) = message {
         s.groups.extensions += 1;
     }
+    let mut lost = false;
     if let Message::GroupAck(m) = message {
+        lost = s.groups.stale_acks > 0;
+        s.groups.stale_acks -= usize::from(lost);
         s.groups.acked.push((index, m.offset.get()));
     }
     let shard = s.groups.shards.entry((group, index)).or_default();
     shard.lapse(now);
+    if let (true, Message::GroupAck(m)) = (lost, message)
+        && let Some(held) = shard.held.remove(&m.offset.get())
+    {
+        shard.owed.insert(m.offset.get(), (held.attempts, now));
+        return Some(Err(stale()));
+    }
     let request_id = super::requests::request_id(message)?;
     Some(match message {
         Message::GroupSeek(m) => Ok(seek(shard, (m.start, m.if_new && known), tail, m.request_id)),

@@ -1,12 +1,13 @@
 //! `felix group poll`: records of a group on standard output. Scope: per command.
 //! Invariants: only records go to standard output; with `--ack` a record is finished after it was written and flushed, and
-//! one that was claimed and not written is given back.
+//! one that was claimed and not written is given back; one whose claim was lost comes again, and that is told.
 //! Not here: polling itself (`crate::group`).
 
 use std::io::{self, BufWriter, Write};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use felix_wire::error_code::ErrorCode;
 use serde::Serialize;
 
 use super::{ClaimArg, GroupArgs};
@@ -149,7 +150,7 @@ impl PollArgs {
         remark(&format!("consuming `{}` as `{}`", self.group.stream, self.group.group));
         let out = BufWriter::new(io::stdout());
         let (written, unread) = (Vec::new(), Vec::new());
-        let mut consumer = Consumer { group, args: self, out, written, unread };
+        let mut consumer = Consumer { group, args: self, out, written, unread, stale: 0 };
         let outcome = consumer.run(&mut deliveries, &mut interrupted).await;
         deliveries.request_stop();
         // What was written is finished, also when something else failed; nothing else is.
@@ -157,6 +158,9 @@ impl PollArgs {
         deliveries.stop().await;
         for claim in consumer.unread {
             drop(group.nack(claim, None).await);
+        }
+        if consumer.stale > 0 {
+            remark(&format!("{} record(s) were printed too late and are handed out again", consumer.stale));
         }
         outcome.and(settled)
     }
@@ -169,6 +173,8 @@ struct Consumer<'a> {
     written: Vec<Claim>,
     /// Nobody will read these, so they are given back.
     unread: Vec<Claim>,
+    /// Written when their claims were lost already, as in a restart of the broker.
+    stale: u64,
 }
 
 impl Consumer<'_> {
@@ -236,6 +242,10 @@ impl Consumer<'_> {
         while let Some(ack) = acks.join_next().await {
             let (claim, acked) = ack.map_err(|error| Failure::other(error.to_string()))?;
             if let Err(error) = acked {
+                if error.code() == Some(&ErrorCode::StaleClaim) {
+                    self.stale += 1;
+                    continue;
+                }
                 let record = format!("{}/{}", claim.shard, claim.offset);
                 outcome = Err(Failure::from(error).while_doing(&record));
             }
