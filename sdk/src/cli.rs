@@ -5,6 +5,7 @@
 //! Not here: the client (`crate::client`), the servers (programs of their own).
 
 mod api;
+mod argument;
 mod connect;
 mod dev;
 mod dev_file;
@@ -20,13 +21,14 @@ mod settings;
 mod size;
 mod subscribe;
 mod tied;
+mod watch;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 use self::failure::{Failure, Outcome};
-use self::nouns::{Context, namespace, node, shard, stream, tenant, token};
+use self::nouns::{Context, cache, commit, counter, group, namespace, node, shard, stream, tenant, token};
 use self::output::Format;
 use self::settings::{Settings, TargetArgs};
 use self::subscribe::Rendering;
@@ -63,6 +65,20 @@ enum Command {
     /// Streams of the namespace
     #[command(subcommand)]
     Stream(stream::Verb),
+    /// Caches of the namespace, their keys and values
+    #[command(subcommand)]
+    Cache(cache::Verb),
+    /// Counters beside a cache
+    #[command(subcommand)]
+    Counter(counter::Verb),
+    /// Consumer groups of a stream
+    #[command(subcommand)]
+    Group(group::Verb),
+    /// Commit an event with changes of keyed state, all or nothing
+    Commit(commit::CommitArgs),
+    /// Keyed state that commits have made
+    #[command(subcommand)]
+    State(commit::StateVerb),
     /// Shards and who serves them
     #[command(subcommand)]
     Shard(shard::Verb),
@@ -111,6 +127,11 @@ impl Command {
             Command::Tenant(verb) => verb.run(&context(settings()?)),
             Command::Namespace(verb) => verb.run(&context(settings()?)),
             Command::Stream(verb) => verb.run(&context(settings()?)),
+            Command::Cache(verb) => verb.run(&context(settings()?)),
+            Command::Counter(verb) => verb.run(&context(settings()?)),
+            Command::Group(verb) => verb.run(&context(settings()?)),
+            Command::Commit(args) => args.run(&context(settings()?)),
+            Command::State(verb) => verb.run(&context(settings()?)),
             Command::Shard(verb) => verb.run(&context(settings()?)),
             Command::Node(verb) => verb.run(&context(settings()?)),
             Command::Token(verb) => verb.run(&context(settings()?)),
@@ -123,6 +144,11 @@ impl Command {
             Command::Tenant(verb) => verb.output().output,
             Command::Namespace(verb) => verb.output().output,
             Command::Stream(verb) => verb.output().output,
+            Command::Cache(verb) => verb.output().output,
+            Command::Counter(verb) => verb.output().output,
+            Command::Group(verb) => verb.output().output,
+            Command::Commit(args) => args.output.output,
+            Command::State(verb) => verb.output().output,
             Command::Shard(verb) => verb.output().output,
             Command::Node(verb) => verb.output().output,
             Command::Token(verb) => verb.output().output,

@@ -27,6 +27,7 @@ use crate::error::{Error, Refusal};
 use crate::limits::{
     CONNECTION_WINDOW_BYTES, EVENT_STREAMS_PER_CONNECTION, LANES_PER_CONNECTION, STREAM_WINDOW_BYTES,
 };
+use crate::request::Pools;
 use crate::tls::Transport;
 use crate::token::Tokens;
 
@@ -42,9 +43,10 @@ fn client_features() -> Features {
     Features::KNOWN
         .without(Features::ACK_ON_COMMIT)
         .without(Features::GROUP_PUBLISHER)
-        .without(Features::RECORD_TIMESTAMPS)
         .union(Features::CORE_HINTS)
         .union(Features::POSITIONS)
+        .union(Features::ORDERED_ANSWERS)
+        .union(Features::NUMBERED_WRITES)
 }
 
 /// How long this client waits for things.
@@ -129,6 +131,7 @@ pub(crate) struct Link {
     endpoint: Endpoint,
     identity: Arc<Identity>,
     granted: Granted,
+    pools: Pools,
     router: EventRouter,
     subscriptions: Arc<AtomicU32>,
     lanes: Arc<AtomicU32>,
@@ -159,6 +162,7 @@ impl Link {
             endpoint,
             identity,
             granted: Granted::SILENT,
+            pools: Pools::new(&Granted::SILENT),
             router,
             subscriptions: Arc::default(),
             lanes: Arc::default(),
@@ -167,6 +171,7 @@ impl Link {
         };
         let mut first = link.open().await?;
         link.granted = first.granted;
+        link.pools = Pools::new(&link.granted);
         // Closes the stream on both sides; what it granted holds for the connection.
         drop(first.send.finish());
         Ok(link)
@@ -174,6 +179,11 @@ impl Link {
 
     pub(crate) fn granted(&self) -> &Granted {
         &self.granted
+    }
+
+    /// Its request streams.
+    pub(crate) fn pools(&self) -> &Pools {
+        &self.pools
     }
 
     pub(crate) fn remote(&self) -> SocketAddr {

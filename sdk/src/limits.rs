@@ -88,6 +88,37 @@ pub const EVENT_STREAMS_MAX: u32 = 2 * EVENT_STREAMS_PER_CONNECTION;
 pub const LANES_PER_CONNECTION: u32 = 768;
 /// Connections to one core of a broker. Only thousands of publish streams or subscriptions need more than one.
 pub const CONNECTIONS_PER_CORE: usize = 8;
+/// Requests unanswered on one stream, at a broker that answers in order.
+pub const ORDERED_REQUESTS_PER_STREAM: usize = 64;
+/// Request streams of one connection to such a broker: one that waits for lost packets does not hold up the others.
+pub const ORDERED_STREAMS_PER_CONNECTION: usize = 4;
+/// Request streams of one connection to any other broker: one request each (client-protocol 12). With the publish streams
+/// and those that wait it is less than brokers allow.
+pub const REQUEST_STREAMS_PER_CONNECTION: usize = 64;
+/// Streams of one connection whose request may wait at the broker for something to happen.
+pub const WAITING_STREAMS_PER_CONNECTION: usize = 128;
+/// A request stream that nobody used for so long is ended.
+pub const REQUEST_STREAM_IDLE: Duration = Duration::from_secs(60);
+/// Numbered writes of one handle that are on their way, each under its own producer: a shard remembers 4,096.
+pub const NUMBERED_WRITES_MAX: usize = 64;
+/// Producers that one write is tried under, when shards do not know them.
+pub const NEW_PRODUCERS_MAX: u32 = 3;
+
+/// Bytes of a group's name.
+pub const GROUP_NAME_LEN_MAX: usize = 255;
+/// Records that a consumer has claimed and not handed out, unless it says otherwise.
+pub const GROUP_PREFETCH: usize = 32;
+/// How long a poll of a consumer waits at the broker, unless it says otherwise: a stop waits for it.
+pub const GROUP_POLL_WAIT: Duration = Duration::from_secs(2);
+/// Handlers of a worker that run at the same time, unless it says otherwise.
+pub const WORKER_CONCURRENCY: usize = 16;
+/// How long a worker's claims hold before they are extended, unless its group says otherwise.
+pub const WORKER_VISIBILITY: Duration = Duration::from_secs(30);
+/// How long a worker that is stopped waits for its handlers, unless it says otherwise.
+pub const WORKER_STOP_PATIENCE: Duration = Duration::from_secs(30);
+/// After that a worker gives back the records of handlers that it has ended, for so long.
+pub const WORKER_GIVE_BACK: Duration = Duration::from_secs(10);
+
 /// Shards a subscription asks for at once when it is opened, so that each has its own deadline.
 pub const OPENING_MAX: usize = 128;
 /// An event stream nobody asked for is closed after this long.

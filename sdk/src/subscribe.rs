@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use felix_wire::client::{Event as WireEvent, EventBatch, StartPosition};
+use felix_wire::client::{Event as WireEvent, EventBatch, ShardKind, StartPosition};
 use felix_wire::error_code::ErrorCode;
 use felix_wire::id::Offset;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -138,7 +138,7 @@ impl SubscribeBuilder {
     /// that is not there, else what the brokers said.
     pub async fn open(self) -> Result<Subscription, SubscribeError> {
         let name = self.shared.resolve(self.stream)?;
-        let route = known_route(&self.shared, &name).await.map_err(|error| {
+        let route = known_route(&self.shared, &name, ShardKind::Stream).await.map_err(|error| {
             if error.is_code(&ErrorCode::NotFound) {
                 SubscribeError::UnknownStream
             } else {

@@ -7,7 +7,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use felix_wire::client::{
-    Message, ProducerInit, ShardKind, ShardOwners as OwnersRequest, StreamShards as ShardsRequest,
+    CacheShards as CacheShardsRequest, Message, ProducerInit, ShardKind, ShardOwners as OwnersRequest,
+    StreamShards as ShardsRequest,
 };
 use felix_wire::error_code::{ErrorCode, RetryClass};
 use felix_wire::features::Features;
@@ -25,6 +26,9 @@ use crate::name::StreamName;
 
 /// The only request of its stream.
 const FIRST_REQUEST: RequestId = RequestId(1);
+
+/// What a broker that does not tell is taken to have.
+const ONE_SHARD: StreamShards = StreamShards { shards: 1, mapping: KeyMapping::Modulo };
 
 /// How a stream is split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +65,7 @@ pub struct BrokerInfo {
     pub addr: String,
 }
 
-/// Everything needed to send a record to its shard.
+/// Everything needed to send a record or a request to its shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(crate) shards: StreamShards,
@@ -97,7 +101,7 @@ impl Client {
     pub async fn stream_shards(&self, stream: impl Into<StreamName>) -> Result<StreamShards, Error> {
         let name = self.shared.resolve(stream.into())?;
         let link = self.shared.entry().await?;
-        fetch_shards(&link, self.tenant(), &name).await.map(|(shards, _)| shards)
+        fetch_shards(&link, self.tenant(), &name).await.map(|(shards, _)| shards.unwrap_or(ONE_SHARD))
     }
 
     /// Who serves each shard of a stream, in shard order; empty when unknown.
@@ -108,21 +112,35 @@ impl Client {
         let name = self.shared.resolve(stream.into())?;
         let link = self.shared.entry().await?;
         link.granted().require(Features::SHARD_OWNERS, "shard_owners")?;
-        fetch_owners(&link, self.tenant(), &name).await
+        fetch_owners(&link, self.tenant(), &name, ShardKind::Stream).await
     }
 }
 
 /// Shards and owners of `name` as `link`'s broker sees them. A broker that does not answer one of the questions
 /// is a single broker with one shard.
-pub(crate) async fn fetch_route(link: &Link, tenant: &str, name: &StreamName) -> Result<Route, Error> {
-    let (shards, durable) = fetch_shards(link, tenant, name).await?;
-    let mut owners = Vec::new();
-    if shards.shards > 0 && link.granted().features.contains(Features::SHARD_OWNERS) {
-        owners = fetch_owners(link, tenant, name).await?;
-        let complete = owners.len() == shards.shards as usize;
-        if !complete || owners.iter().zip(0..).any(|(owner, shard)| owner.shard != shard) {
-            owners.clear();
-        }
+pub(crate) async fn fetch_route(
+    link: &Link,
+    tenant: &str,
+    name: &StreamName,
+    kind: ShardKind,
+) -> Result<Route, Error> {
+    let (shards, durable) = match kind {
+        ShardKind::Stream => fetch_shards(link, tenant, name).await?,
+        ShardKind::Cache => (fetch_cache_shards(link, tenant, name).await?, None),
+    };
+    let told = link.granted().features.contains(Features::SHARD_OWNERS);
+    let mut owners = match told && shards.is_none_or(|shards| shards.shards > 0) {
+        true => fetch_owners(link, tenant, name, kind).await?,
+        false => Vec::new(),
+    };
+    let shards = shards.unwrap_or_else(|| {
+        // Only the owners were told: there is one for each shard, and none of a name that is not known.
+        let counted = u32::try_from(owners.len()).unwrap_or(0);
+        StreamShards { shards: if told { counted } else { 1 }, mapping: KeyMapping::Modulo }
+    });
+    let complete = owners.len() == shards.shards as usize;
+    if !complete || owners.iter().zip(0..).any(|(owner, shard)| owner.shard != shard) {
+        owners.clear();
     }
     Ok(Route { shards, owners, durable })
 }
@@ -154,9 +172,9 @@ async fn fetch_shards(
     link: &Link,
     tenant: &str,
     name: &StreamName,
-) -> Result<(StreamShards, Option<bool>), Error> {
+) -> Result<(Option<StreamShards>, Option<bool>), Error> {
     if !link.granted().features.contains(Features::STREAM_SHARDS) {
-        return Ok((StreamShards { shards: 1, mapping: KeyMapping::Modulo }, None));
+        return Ok((Some(ONE_SHARD), None));
     }
     let request = ShardsRequest {
         tenant_id: Cow::Borrowed(tenant),
@@ -167,18 +185,47 @@ async fn fetch_shards(
     let frame = link.request("stream_shards", &Message::StreamShards(request)).await?;
     match decode(&frame)? {
         Message::StreamShardsView(view) if view.request_id == FIRST_REQUEST => {
-            Ok((StreamShards { shards: view.shards, mapping: view.routing }, view.durable))
+            Ok((Some(StreamShards { shards: view.shards, mapping: view.routing }), view.durable))
         }
         other => Err(unexpected("stream_shards", &other)),
     }
 }
 
-async fn fetch_owners(link: &Link, tenant: &str, name: &StreamName) -> Result<Vec<ShardOwner>, Error> {
+/// The cache's shards; `None` when the broker does not tell. Caches map keys by modulo (client-protocol 9).
+async fn fetch_cache_shards(
+    link: &Link,
+    tenant: &str,
+    name: &StreamName,
+) -> Result<Option<StreamShards>, Error> {
+    if !link.granted().features.contains(Features::CACHE_SHARDS) {
+        return Ok(None);
+    }
+    let request = CacheShardsRequest {
+        tenant_id: Cow::Borrowed(tenant),
+        namespace: Cow::Borrowed(name.namespace()),
+        cache: Cow::Borrowed(name.stream()),
+        request_id: FIRST_REQUEST,
+    };
+    let frame = link.request("cache_shards", &Message::CacheShards(request)).await?;
+    match decode(&frame)? {
+        Message::CacheShardsView(view) if view.request_id == FIRST_REQUEST => {
+            Ok(Some(StreamShards { shards: view.shards, mapping: KeyMapping::Modulo }))
+        }
+        other => Err(unexpected("cache_shards", &other)),
+    }
+}
+
+async fn fetch_owners(
+    link: &Link,
+    tenant: &str,
+    name: &StreamName,
+    kind: ShardKind,
+) -> Result<Vec<ShardOwner>, Error> {
     let request = OwnersRequest {
         tenant_id: Cow::Borrowed(tenant),
         namespace: Cow::Borrowed(name.namespace()),
         name: Cow::Borrowed(name.stream()),
-        kind: ShardKind::Stream,
+        kind,
         request_id: FIRST_REQUEST,
     };
     let frame = link.request("shard_owners", &Message::ShardOwners(request)).await?;
@@ -199,15 +246,19 @@ async fn fetch_owners(link: &Link, tenant: &str, name: &StreamName) -> Result<Ve
     }
 }
 
-/// The stream's route, asking again for a while when it is not known or nobody answers.
-pub(crate) async fn known_route(shared: &Arc<Shared>, name: &StreamName) -> Result<Route, Error> {
+/// The route of a stream or cache, asking again for a while when it is not known or nobody answers.
+pub(crate) async fn known_route(
+    shared: &Arc<Shared>,
+    name: &StreamName,
+    kind: ShardKind,
+) -> Result<Route, Error> {
     let started = Instant::now();
     let mut backoff = Backoff::default();
     loop {
         let link = shared.entry().await?;
-        let (error, patience) = match fetch_route(&link, &shared.identity.tenant, name).await {
+        let (error, patience) = match fetch_route(&link, &shared.identity.tenant, name, kind).await {
             Ok(route) if route.shards.shards > 0 => return Ok(route),
-            Ok(_) => (Error::Refused(unknown_stream()), shared.identity.deadlines.not_found),
+            Ok(_) => (Error::Refused(unknown_name(kind)), shared.identity.deadlines.not_found),
             Err(error) if error.is_code(&ErrorCode::NotFound) => (error, shared.identity.deadlines.not_found),
             Err(error) if error.is_worth_another_read() => (error, shared.identity.deadlines.request),
             Err(error) => return Err(error),
@@ -220,12 +271,16 @@ pub(crate) async fn known_route(shared: &Arc<Shared>, name: &StreamName) -> Resu
     }
 }
 
-/// The refusal for a stream with no shards.
-pub(crate) fn unknown_stream() -> Refusal {
+/// The refusal for a stream or cache with no shards.
+pub(crate) fn unknown_name(kind: ShardKind) -> Refusal {
+    let message = match kind {
+        ShardKind::Stream => "unknown stream",
+        ShardKind::Cache => "unknown cache",
+    };
     Refusal {
         code: Some(ErrorCode::NotFound),
         retry: RetryClass::RetryAfter,
-        message: "unknown stream".to_owned(),
+        message: message.to_owned(),
         reason: None,
         retry_after: None,
     }

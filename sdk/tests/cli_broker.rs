@@ -3,77 +3,14 @@
 
 mod cli;
 mod fake;
+mod rig;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, Stdio};
+use std::io::{BufReader, Read, Write};
 
-use cli::{Done, Ended};
-use fake::{Answers, FakeBroker, State, TENANT, TOKEN, Trick};
+use cli::Ended;
+use fake::{Answers, Trick};
 use felix_sdk::{Bytes, ErrorCode};
-use tempfile::TempDir;
-
-/// A broker with a durable stream, and what `felix` needs to reach it.
-struct Rig {
-    broker: FakeBroker,
-    folder: TempDir,
-}
-
-impl Rig {
-    async fn start(shards: u32) -> Rig {
-        let broker = FakeBroker::start(shards).await;
-        broker.state.change(State::serve_durable);
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("ca.pem"), broker.ca_pem()).unwrap();
-        Rig { broker, folder }
-    }
-
-    /// `felix` with all pipes.
-    fn felix(&self, arguments: &[&str]) -> Child {
-        let ca = self.folder.path().join("ca.pem");
-        let broker = self.broker.addr.to_string();
-        let target = ["--brokers", &broker, "--tenant", TENANT, "--token", TOKEN, "--namespace", "ns"];
-        let all = [&target[..], &["--ca-file", ca.to_str().unwrap()], arguments].concat();
-        cli::felix(self.folder.path(), &all).stdin(Stdio::piped()).spawn().unwrap()
-    }
-
-    /// Runs `felix pub s` with these lines as its input.
-    async fn publish(&self, more: &[&str], input: &str) -> Done {
-        let mut child = self.felix(&[&["pub", "s", "--batch", "1"], more].concat());
-        let mut stdin = child.stdin.take().unwrap();
-        stdin.write_all(input.as_bytes()).unwrap();
-        drop(stdin);
-        ended(child).await
-    }
-
-    fn log(&self) -> Vec<String> {
-        let state = self.broker.state.lock();
-        state.records[0].iter().map(|record| String::from_utf8(record.to_vec()).unwrap()).collect()
-    }
-
-    fn put(&self, numbers: std::ops::Range<u32>) {
-        self.broker.state.change(|s| s.records[0].extend(numbers.map(|n| Bytes::from(n.to_string()))));
-    }
-}
-
-/// Waits while the broker's tasks go on.
-async fn ended(child: Child) -> Done {
-    let waiting = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
-    tokio::time::timeout(cli::DEADLINE, waiting).await.expect("ends in time").unwrap().into()
-}
-
-/// The next line of a pipe.
-async fn line<R: Read + Send + 'static>(mut from: BufReader<R>) -> (BufReader<R>, String) {
-    let reading = tokio::task::spawn_blocking(move || {
-        let mut line = String::new();
-        from.read_line(&mut line).unwrap();
-        (from, line)
-    });
-    tokio::time::timeout(cli::DEADLINE, reading).await.expect("a line in time").unwrap()
-}
-
-fn lines(numbers: std::ops::Range<u32>) -> String {
-    numbers.map(|number| format!("{number}\n")).collect()
-}
+use rig::{Rig, ended, line, lines};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pub_goes_on_through_a_restart_and_stores_every_line_once_in_order() {

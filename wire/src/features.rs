@@ -101,6 +101,10 @@ impl Features {
         /// Private: events of in-memory streams carry offsets, `subscribed` carries `boot`, `stream_shards_view`
         /// carries `durable`.
         POSITIONS = (0, 0x0200_0000);
+        /// Private: the requests of one stream are answered in the order they were read, so that many may be unanswered.
+        ORDERED_ANSWERS = (0, 0x0400_0000);
+        /// Private: serves `producer_id` and `sequence` on `counter_add` and `commit`.
+        NUMBERED_WRITES = (0, 0x0800_0000);
     }
 
     /// Every public bit, without the marker.

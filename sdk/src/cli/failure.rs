@@ -7,7 +7,9 @@ use std::process::ExitCode;
 
 use felix_wire::error_code::ErrorCode;
 
+use crate::cache::watch::WatchError;
 use crate::error::{Error, PublishError, SubscribeError};
+use crate::request::{ConditionError, ReadError, RequestError};
 
 /// Why a command failed, as scripts see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +163,54 @@ impl From<SubscribeError> for Failure {
             | SubscribeError::UnknownShard { .. } => Kind::NotFound,
             SubscribeError::Failed { error, .. } | SubscribeError::Open(error) => kind_of(error),
             SubscribeError::Gap(_) => Kind::Other,
+        };
+        Failure::new(kind, error.to_string())
+    }
+}
+
+fn kind_of_request(error: &RequestError) -> Kind {
+    match error {
+        RequestError::Invalid { .. } | RequestError::TooLarge { .. } => Kind::Usage,
+        RequestError::Refused(_) => kind_of_code(error.code()),
+        RequestError::Unavailable(inner) => kind_of(inner),
+        RequestError::OutcomeUnknown { .. } => Kind::OutcomeUnknown,
+    }
+}
+
+impl From<RequestError> for Failure {
+    fn from(error: RequestError) -> Failure {
+        Failure::new(kind_of_request(&error), error.to_string())
+    }
+}
+
+impl From<ConditionError> for Failure {
+    fn from(error: ConditionError) -> Failure {
+        let kind = match &error {
+            ConditionError::OffsetMismatch { .. } => Kind::Refused,
+            ConditionError::Request(inner) => kind_of_request(inner),
+        };
+        Failure::new(kind, error.to_string())
+    }
+}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Failure {
+        let kind = match &error {
+            ReadError::Cursor { .. } => Kind::Refused,
+            ReadError::Request(inner) => kind_of_request(inner),
+        };
+        Failure::new(kind, error.to_string())
+    }
+}
+
+impl From<WatchError> for Failure {
+    fn from(error: WatchError) -> Failure {
+        let kind = match &error {
+            WatchError::Cursor { .. } => Kind::Refused,
+            WatchError::UnknownCache | WatchError::UnknownShard { .. } => Kind::NotFound,
+            WatchError::Failed { error, .. } => kind_of(error),
+            WatchError::Open(error) => kind_of_request(error),
+            WatchError::BeginsAnew { .. } => Kind::Other,
         };
         Failure::new(kind, error.to_string())
     }

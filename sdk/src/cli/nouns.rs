@@ -1,6 +1,11 @@
 //! The noun-verb commands: one file per noun, each verb one request (control-plane-api 13.3). Scope: per command.
+//! Verbs about keys, groups and commits go to the brokers, the others to the control plane.
 //! Not here: publishing and subscribing (`publish`, `subscribe`), the requests themselves (`api`).
 
+pub mod cache;
+pub mod commit;
+pub mod counter;
+pub mod group;
 pub mod namespace;
 pub mod node;
 mod served;

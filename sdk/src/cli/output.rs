@@ -3,13 +3,21 @@
 //! Not here: records (`subscribe`).
 
 use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::failure::{Failure, Outcome, output_failed};
+
+/// How often a quiet reader looks whether anybody reads its output.
+const OUTPUT_CHECK: Duration = Duration::from_millis(250);
 
 /// How results are shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -96,6 +104,59 @@ pub fn confirm(what: &str, yes: bool) -> Outcome {
         Ok(())
     } else {
         Err(Failure::other("nothing was done"))
+    }
+}
+
+/// Waits until nobody reads standard output any more: a pipe whose reader is gone.
+pub async fn output_closed() {
+    loop {
+        tokio::time::sleep(OUTPUT_CHECK).await;
+        let out = io::stdout();
+        let mut asked = [PollFd::new(&out, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if poll(&mut asked, Some(&now)).is_ok() && asked[0].revents().contains(PollFlags::ERR) {
+            return;
+        }
+    }
+}
+
+/// A value on standard output as it is, with a newline after it on a terminal.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_value(value: &[u8]) -> Outcome {
+    let mut out = io::stdout().lock();
+    let newline: &[u8] = if out.is_terminal() { b"\n" } else { b"" };
+    out.write_all(value)
+        .and_then(|()| out.write_all(newline))
+        .and_then(|()| out.flush())
+        .map_err(|error| output_failed(&error))
+}
+
+/// One line on standard output.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn print_line(text: &str) -> Outcome {
+    print_text(text)
+}
+
+/// Bytes in a JSON document: `value` when they are UTF-8, else `value_base64`; neither when there are none.
+#[derive(Debug, Default, Serialize)]
+pub struct Shown<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value_base64: Option<String>,
+}
+
+impl<'a> Shown<'a> {
+    pub fn of(bytes: Option<&'a Bytes>) -> Shown<'a> {
+        let Some(bytes) = bytes else { return Shown::default() };
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Shown { value: Some(text), value_base64: None },
+            Err(_) => Shown { value: None, value_base64: Some(STANDARD.encode(bytes)) },
+        }
     }
 }
 

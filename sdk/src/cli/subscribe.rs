@@ -8,26 +8,22 @@ mod remarks;
 mod render;
 
 use std::io::{self, BufWriter, Write};
-use std::time::Duration;
 
 use clap::Args;
 use felix_wire::id::Offset;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use self::remarks::Remarks;
 pub use self::render::Rendering;
 use super::connect::connect;
 use super::failure::{Failure, Kind, Outcome, output_failed};
 use super::interrupt;
-use super::output::remark;
+use super::output::{output_closed, remark};
 use super::settings::Settings;
 use crate::error::SubscribeError;
 use crate::subscribe::{Event, Item, Shards, Start, Subscription};
 
 /// Bytes collected before they are written.
 const WRITE_BYTES: usize = 256 << 10;
-/// How often a quiet reader looks whether anybody reads its output.
-const OUTPUT_CHECK: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug, Args)]
 pub struct SubArgs {
@@ -95,19 +91,6 @@ impl SubArgs {
         client.close().await;
         read.and(flushed)?;
         if out.remarks.missing { Err(Failure::new(Kind::Other, "records were missing")) } else { Ok(()) }
-    }
-}
-
-/// Waits until nobody reads standard output any more: a pipe whose reader is gone.
-async fn output_closed() {
-    loop {
-        tokio::time::sleep(OUTPUT_CHECK).await;
-        let out = io::stdout();
-        let mut asked = [PollFd::new(&out, PollFlags::empty())];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        if poll(&mut asked, Some(&now)).is_ok() && asked[0].revents().contains(PollFlags::ERR) {
-            return;
-        }
     }
 }
 

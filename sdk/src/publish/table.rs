@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use bytes::Bytes;
+use felix_wire::client::ShardKind;
 use felix_wire::id::ProducerId;
 use felix_wire::routing::shard_for;
 
@@ -21,7 +22,7 @@ use crate::publish::driver::Driver;
 use crate::publish::inbox::{Inbox, Look, Mode, Pushed};
 use crate::publish::item::Item;
 use crate::topology::{
-    Route, ShardOwner, StreamShards, fetch_producer, fetch_route, known_route, unknown_stream,
+    Route, ShardOwner, StreamShards, fetch_producer, fetch_route, known_route, unknown_name,
 };
 
 /// The publisher is closed.
@@ -76,7 +77,7 @@ impl Core {
         name: StreamName,
         options: Options,
     ) -> Result<Arc<Self>, PublishError> {
-        let route = known_route(&shared, &name).await?;
+        let route = known_route(&shared, &name, ShardKind::Stream).await?;
         let table = RwLock::new(Arc::new(Table::new(0, route, Mode::Open)));
         Ok(Arc::new(Self {
             shared,
@@ -248,7 +249,7 @@ impl Core {
             Ok(link) => link,
             Err(error) => return old.tell(&Look::Failed(error)),
         };
-        let route = match fetch_route(&link, self.tenant(), &self.name).await {
+        let route = match fetch_route(&link, self.tenant(), &self.name, ShardKind::Stream).await {
             Ok(route) => route,
             Err(error) => {
                 self.shared.note(&error, &link);
@@ -256,7 +257,7 @@ impl Core {
             }
         };
         if route.shards.shards == 0 {
-            return old.tell(&Look::Gone(PublishError::Refused(unknown_stream())));
+            return old.tell(&Look::Gone(PublishError::Refused(unknown_name(ShardKind::Stream))));
         }
         if route.shards == old.shards {
             *old.lock() = Place { owners: route.owners, durable: route.durable };

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use felix_wire::client::{
-    CursorErrorReason, EventBatch, Message, NotLeader, Records, StartPosition, Subscribe,
+    CursorErrorReason, EventBatch, Message, NotLeader, Records, ShardKind, StartPosition, Subscribe,
     SubscribeCursorError, Subscribed,
 };
 use felix_wire::error_code::ErrorCode;
@@ -26,6 +26,7 @@ use crate::connection::{FrameRecv, Link, Seat, Use, decode, refusal_of, unexpect
 use crate::error::{CursorReason, Error, SubscribeError};
 use crate::limits::{IDENTITY_PATIENCE, KNOWN_BEFORE_FACTOR, REDIRECT_HOPS_MAX};
 use crate::name::StreamName;
+use crate::request::owner_of;
 use crate::subscribe::cursor::{Cursor, Joined, Missed, Take};
 use crate::subscribe::{Batch, Content, Gap, Notice, Parcel, Position};
 use crate::topology::{ShardOwner, fetch_route};
@@ -227,7 +228,8 @@ impl Reader {
     /// Who serves the shard, as the entry broker sees it; failing that, the entry broker itself is asked.
     async fn find_owner(&self) -> Option<ShardOwner> {
         let link = self.shared.entry().await.ok()?;
-        let route = fetch_route(&link, &self.shared.identity.tenant, &self.name).await.ok()?;
+        let route =
+            fetch_route(&link, &self.shared.identity.tenant, &self.name, ShardKind::Stream).await.ok()?;
         route.owner(self.shard).cloned()
     }
 
@@ -268,20 +270,9 @@ impl Reader {
                 Ok(Reply::Subscribed(answer, source))
             }
             Message::SubscribeCursorError(error) => Ok(Reply::Cursor(error)),
-            Message::NotLeader(leader) => Ok(Reply::Elsewhere(self.owner_of(leader))),
+            Message::NotLeader(leader) => Ok(Reply::Elsewhere(owner_of(self.shard, leader))),
             Message::Error(error) => Err(Error::Refused(refusal_of(&error))),
             other => Err(unexpected("subscribe", &other)),
-        }
-    }
-
-    fn owner_of(&self, leader: NotLeader<'_>) -> ShardOwner {
-        ShardOwner {
-            shard: self.shard,
-            node_id: Some(leader.node_id.into_owned()),
-            addr: leader.addr.map(Cow::into_owned),
-            core: None,
-            generation: leader.generation.get(),
-            unavailable: None,
         }
     }
 
@@ -332,7 +323,8 @@ impl Reader {
                 self.cursor.resume_from(moved.resume_from);
                 self.notify(Notice::Moved { shard: self.shard }).await;
                 let owner = moved.node_id.map(|node_id| {
-                    self.owner_of(NotLeader { node_id, addr: moved.addr, generation: moved.generation })
+                    let leader = NotLeader { node_id, addr: moved.addr, generation: moved.generation };
+                    owner_of(self.shard, leader)
                 });
                 Err(End::Again(owner.map(Box::new)))
             }

@@ -4,7 +4,11 @@
 //! Not here: anything a real broker does beyond the requests the client makes.
 #![allow(dead_code)]
 
+pub mod caches;
+pub mod commits;
+pub mod groups;
 mod producers;
+pub mod requests;
 mod session;
 
 use std::collections::{HashSet, VecDeque};
@@ -22,7 +26,9 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::sync::watch;
 
+pub use caches::Caches;
 pub use producers::Producers;
+pub use requests::Requests;
 
 pub const TENANT: &str = "t1";
 pub const TOKEN: &str = "good-token";
@@ -135,6 +141,10 @@ pub struct State {
     pub event_streams: usize,
     pub open_connections: usize,
     pub next_id: u64,
+    pub caches: Caches,
+    pub requests: Requests,
+    pub groups: groups::Groups,
+    pub commits: commits::Commits,
 }
 
 impl State {
@@ -183,6 +193,10 @@ impl State {
             event_streams: 0,
             open_connections: 0,
             next_id: 1,
+            caches: Caches::new(shards),
+            requests: Requests::default(),
+            groups: groups::Groups::default(),
+            commits: commits::Commits::default(),
         }
     }
 
@@ -213,6 +227,10 @@ impl Shared {
         let value = change(&mut self.lock());
         self.changed.send_modify(|version| *version += 1);
         value
+    }
+
+    pub fn changed(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
     }
 
     /// Until the condition gives a value, with the test's deadline.

@@ -1,14 +1,15 @@
 //! What the test broker does on a connection.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
 
 use bytes::BytesMut;
 use felix_sdk::{Bytes, CoreId, ErrorCode, Offset, shard_for};
 use felix_wire::client::{
-    AckCode, AckOutcome, AuthOk, BinaryPublish, CursorErrorReason, Error, EventBatch, EventStreamHello,
-    Message, NotLeader, ProducerInitOk, PublishAck, PublishRefused, Records, RefusalReason, ShardMoved,
-    ShardOwner, ShardOwnersView, StartPosition, StreamDeleted, StreamShardsView, Subscribe,
-    SubscribeCursorError, Subscribed, SubscriptionLagged, encode_ok,
+    AckCode, AckOutcome, AuthOk, BinaryPublish, CacheShardsView, CursorErrorReason, Error, EventBatch,
+    EventStreamHello, Message, NotLeader, ProducerInitOk, PublishAck, PublishRefused, Records, RefusalReason,
+    ShardKind, ShardMoved, ShardOwner, ShardOwnersView, StartPosition, StreamDeleted, StreamShardsView,
+    Subscribe, SubscribeCursorError, Subscribed, SubscriptionLagged, encode_ok,
 };
 use felix_wire::error_code::ErrorDetail;
 use felix_wire::features::Features;
@@ -16,10 +17,11 @@ use felix_wire::frame::{Frame, FrameReader};
 use felix_wire::id::{Generation, ProducerId, RequestId, ShardIndex, SubscriptionId};
 use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
 
+use super::requests::is_data;
 use super::{Answers, Ending, SeenPublish, Shared, State, TENANT, Trick};
 
 /// Any failure ends the stream it happened on.
-type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+pub type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 pub async fn accept(endpoint: Endpoint, state: Shared) {
     while let Some(incoming) = endpoint.accept().await {
@@ -59,20 +61,20 @@ impl Frames {
     }
 }
 
-async fn write(send: &mut SendStream, message: &Message<'_>) -> Outcome<()> {
+pub async fn write(send: &mut SendStream, message: &Message<'_>) -> Outcome<()> {
     let mut out = BytesMut::new();
     message.encode_frame(&mut out);
     Ok(send.write_all(&out).await?)
 }
 
-async fn refuse(send: &mut SendStream, code: ErrorCode) -> Outcome<()> {
+pub async fn refuse(send: &mut SendStream, code: ErrorCode) -> Outcome<()> {
     let message = code.to_string();
     write(send, &Message::Error(Error::coded(code, message))).await
 }
 
-struct Session {
-    connection: Connection,
-    state: Shared,
+pub struct Session {
+    pub connection: Connection,
+    pub state: Shared,
     aim: u8,
 }
 
@@ -86,6 +88,7 @@ impl Session {
         }
         let mut width = None;
         let mut owed: Vec<(RequestId, Option<Offset>)> = Vec::new();
+        let mut held: VecDeque<Frame> = VecDeque::new();
         loop {
             let frame = tokio::select! {
                 frame = frames.next() => match frame? {
@@ -97,6 +100,10 @@ impl Session {
                     self.answer_all(&mut send, &mut owed).await?;
                     continue;
                 }
+                () = self.requests_released(), if !held.is_empty() => {
+                    self.answer_held(&mut held, &mut send).await?;
+                    continue;
+                }
             };
             if frame.flags != 0 {
                 self.publish(&frame, width, &mut send, &mut owed).await?;
@@ -105,6 +112,12 @@ impl Session {
             match Message::decode(&frame.payload)? {
                 Message::PublishWidth(declared) => width = Some((declared.shards, declared.routing)),
                 Message::Subscribe(subscribe) => self.subscribe(subscribe, &mut send).await?,
+                Message::CacheWatch(watch) => self.watch(watch, &mut send).await?,
+                other if is_data(&other) && self.hold() => {
+                    held.push_back(frame.clone());
+                    self.holding(held.len());
+                }
+                other if is_data(&other) => self.data(&other, &mut send).await?,
                 other => self.request(&other, &mut send).await?,
             }
         }
@@ -164,10 +177,23 @@ impl Session {
             Message::ShardOwners(request) => {
                 let owners = {
                     let s = self.state.lock();
-                    (0..s.shards).map(|shard| owner(&s, shard)).collect()
+                    let shards = match request.kind {
+                        ShardKind::Stream => s.shards,
+                        ShardKind::Cache if s.caches.known => s.caches.shards,
+                        ShardKind::Cache => 0,
+                    };
+                    (0..shards).map(|shard| owner(&s, shard)).collect()
                 };
                 let view = ShardOwnersView { owners, request_id: request.request_id };
                 write(send, &Message::ShardOwnersView(view)).await
+            }
+            Message::CacheShards(request) => {
+                let shards = {
+                    let s = self.state.lock();
+                    if s.caches.known { s.caches.shards } else { 0 }
+                };
+                let view = CacheShardsView { shards, request_id: request.request_id };
+                write(send, &Message::CacheShardsView(view)).await
             }
             Message::ProducerInit(request) => {
                 let (inits, refused) = self.state.change(|s| {
@@ -236,7 +262,7 @@ impl Session {
         }
     }
 
-    fn cut(&self) -> Outcome<()> {
+    pub fn cut(&self) -> Outcome<()> {
         self.connection.close(VarInt::from_u32(0), b"");
         Ok(())
     }
@@ -316,7 +342,7 @@ impl Session {
 }
 
 /// Why a publish was not stored.
-enum No {
+pub enum No {
     Code(ErrorCode, Option<&'static str>),
     Number(RefusalReason<'static>),
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::json;
-use crate::id::{Offset, RequestId, ShardIndex};
+use crate::id::{Offset, ProducerId, RequestId, Sequence, ShardIndex};
 
 /// `commit`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +37,12 @@ pub struct Commit<'a> {
     /// Explicit shard instead of `entity_key`'s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<ShardIndex>,
+    /// Private, `NUMBERED_WRITES`: who numbers. With it comes `sequence`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub producer_id: Option<ProducerId>,
+    /// Private, `NUMBERED_WRITES`: number of this commit of the producer on its shard, from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<Sequence>,
 }
 
 /// One change of keyed state.

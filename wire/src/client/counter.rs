@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::RequestId;
+use crate::id::{ProducerId, RequestId, Sequence};
 
 /// `counter_add`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +25,12 @@ pub struct CounterAdd<'a> {
     pub delta: i64,
     /// The request, echoed by its answer.
     pub request_id: RequestId,
+    /// Private, `NUMBERED_WRITES`: who numbers. With it comes `sequence`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub producer_id: Option<ProducerId>,
+    /// Private, `NUMBERED_WRITES`: number of this add of the producer on its shard, from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<Sequence>,
 }
 
 /// `counter_get`.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::id::{CoreId, Offset, ShardIndex, SubscriptionId};
+use crate::id::{CoreId, Offset, ProducerId, Sequence, ShardIndex, SubscriptionId};
 use crate::limits::JSON_DEPTH_MAX;
 
 fn decode(text: &str) -> Result<Message<'_>, DecodeError> {
@@ -151,6 +151,23 @@ fn private_members_are_absent_until_they_are_set() {
         let Ok(Message::StreamShardsView(view)) = decode(&text) else { panic!("a view") };
         assert_eq!(view.durable, durable);
         assert_eq!(written(&Message::StreamShardsView(view)), text);
+    }
+    for (number, members) in [
+        (None, ""),
+        (Some(u64::MAX), r#","producer_id":18446744073709551615,"sequence":18446744073709551615"#),
+    ] {
+        let text = format!(
+            r#"{{"type":"counter_add","tenant_id":"t","namespace":"n","cache":"c","key":"k","delta":-1,"request_id":9{members}}}"#
+        );
+        let Ok(Message::CounterAdd(add)) = decode(&text) else { panic!("an add") };
+        assert_eq!((add.producer_id, add.sequence), (number.map(ProducerId), number.map(Sequence)));
+        assert_eq!(written(&Message::CounterAdd(add)), text);
+        let text = format!(
+            r#"{{"type":"commit","tenant_id":"t","namespace":"n","stream":"s","entity_key":"","event":"","changes":[],"request_id":9{members}}}"#
+        );
+        let Ok(Message::Commit(commit)) = decode(&text) else { panic!("a commit") };
+        assert_eq!((commit.producer_id, commit.sequence), (number.map(ProducerId), number.map(Sequence)));
+        assert_eq!(written(&Message::Commit(commit)), text);
     }
 }
 

@@ -332,7 +332,7 @@ fn an_answer_is_not_waited_for_beyond_the_deadline() {
 
 #[test]
 fn a_stream_that_a_starting_broker_does_not_know_yet_is_waited_for() {
-    let gone = PublishError::Refused(crate::topology::unknown_stream());
+    let gone = PublishError::Refused(crate::topology::unknown_name(felix_wire::client::ShardKind::Stream));
     let mut rig = Rig::numbered();
     rig.offer("a");
     rig.send_numbered();
