@@ -114,6 +114,8 @@ fn conditions_counters_widths_and_owners_are_answered() {
             cache: "s".into(),
             key: "k".into(),
             delta,
+            producer_id: None,
+            sequence: None,
             request_id: RequestId(request),
         }))
     };
