@@ -29,6 +29,8 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(2);
 /// Said by a broker that was started while the kernel, or another program, held the port of the last one.
 const PORT_IN_USE: &str = "is in use by another process";
+/// Said when an operation has taken 5 s.
+const DISK_IS_SLOW: &str = "the disk does not answer";
 
 /// Logs of small files, so that rolls, spills and recycling come often.
 pub const SMALL_FILES: [&str; 7] = [
@@ -187,11 +189,13 @@ impl Stage {
         std::fs::read_to_string(self.path("broker.log")).unwrap_or_default()
     }
 
-    /// No broker so far has panicked or found damage. One that was started too early may have said that its port is held.
+    /// No broker so far has panicked or found damage. One that was started too early may have said that its port is held, and
+    /// one beside busy neighbours that its disk took long; an answer that never comes ends a test by its own deadline.
     pub fn assert_no_complaint(&self) {
         let log = self.log();
         let bad = |line: &&str| line.contains("panicked") || line.contains("ERROR");
-        let bad = log.lines().filter(|line| !line.contains(PORT_IN_USE)).find(bad);
+        let harmless = |line: &&str| line.contains(PORT_IN_USE) || line.contains(DISK_IS_SLOW);
+        let bad = log.lines().filter(|line| !harmless(line)).find(bad);
         assert!(bad.is_none(), "{}", bad.unwrap_or_default());
     }
 }
