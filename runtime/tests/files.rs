@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use felix_runtime::clock::Clock;
-use felix_runtime::executor::{CoreIo, CoreSpec, spawn_core};
+use felix_runtime::executor::{CoreIo, CoreSpec, Wake, spawn_core};
 use felix_runtime::file::{
     BLOCK_BYTES, Disk, DiskError, DiskPath, Done, EntryKind, FileId, Files, FilesSettings, LockKind, Op,
     OpenFlags, OpenMode, Outcome, SharedBuf, Token, VolumeId,
@@ -351,6 +351,27 @@ fn no_space_is_named_and_does_not_end_the_file() {
         core.ok(Op::Write { file, at: 0, data }).await;
         core.ok(Op::Sync { file }).await;
         assert_eq!(core.read(file, 0, 2 * BLOCK_BYTES).await, vec![3; 2 * BLOCK_BYTES]);
+        (core, ())
+    });
+}
+
+#[test]
+fn an_answer_that_is_there_when_it_is_asked_for_ends_the_wait() {
+    let dir = Dir::on_disk("at-once");
+    on_core(&dir, SETTINGS, |mut core| async move {
+        let file = core.create("a").await;
+        let asked = [Op::Len { file }, Op::Sync { file: FileId(999) }];
+        for (token, op) in (1..).zip(asked) {
+            let began = core.io.now();
+            core.start(token, op);
+            core.files.hand_over();
+            assert_eq!(core.io.wait(Some(began + Duration::from_secs(5))), Wake::Rung);
+            assert_eq!(core.files.poll_done().expect("an answer").token, Token(token));
+            // And only that one.
+            core.files.hand_over();
+            let until = core.io.now() + Duration::from_millis(20);
+            assert_eq!(core.io.wait(Some(until)), Wake::Deadline);
+        }
         (core, ())
     });
 }

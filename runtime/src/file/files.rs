@@ -24,6 +24,7 @@ use super::{
 };
 use crate::clock::{Clock, Tick};
 use crate::executor::CoreIo;
+use crate::waker::CoreWaker;
 
 /// How often an operation is tried that was done in part, or not at all for no reason of its own.
 const TRIES: u32 = 3;
@@ -89,6 +90,7 @@ pub struct Files {
     clock: Clock,
     ring: Rc<Ring<Note>>,
     threads: Threads<Reply>,
+    bell: CoreWaker,
     /// Answers that were there at once.
     ready: VecDeque<Done>,
     volumes: Vec<Volume>,
@@ -115,6 +117,7 @@ impl Files {
             clock: io.clock(),
             ring,
             threads: Threads::new(io.waker().clone()),
+            bell: io.waker().clone(),
             ready: VecDeque::new(),
             volumes: Vec::new(),
             handles: HashMap::default(),
@@ -141,9 +144,13 @@ impl Files {
     }
 
     /// Hands what was asked to the kernel. Call it after operations were asked, before the core waits: the kernel knows of
-    /// none before.
+    /// none before. The wait ends at once when an answer is there already.
     pub fn hand_over(&mut self) {
         self.ring.hand_over();
+        if !self.ready.is_empty() {
+            // What was answered when it was asked: neither the kernel nor a thread tells the core of it.
+            self.bell.wake();
+        }
     }
 
     /// Waits for everything in flight, then closes every file. Answers nobody took are dropped. Blocks for as long as the
