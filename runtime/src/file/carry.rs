@@ -84,11 +84,13 @@ pub(super) fn lock(file: &File, kind: LockKind) -> Result<Answer, DiskError> {
     if unsafe { libc::flock(file.as_raw_fd(), kind | libc::LOCK_NB) } == 0 {
         return Ok(Answer::Done);
     }
-    let error = DiskError::from_io(&io::Error::last_os_error());
-    if error == DiskError::Locked {
+    let error = io::Error::last_os_error();
+    // The same number elsewhere says that there was not enough of something just then, a thread for instance.
+    if error.kind() == io::ErrorKind::WouldBlock {
         thread::sleep(LOCK_EVERY);
+        return Err(DiskError::Locked);
     }
-    Err(error)
+    Err(DiskError::from_io(&error))
 }
 
 /// What an operation by name, below `root`, has done. None when it is not one.

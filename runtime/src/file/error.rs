@@ -58,10 +58,21 @@ impl DiskError {
             libc::ENOENT | libc::ENOTDIR => DiskError::Missing,
             libc::EEXIST => DiskError::Exists,
             libc::ENOTEMPTY => DiskError::NotEmpty,
-            libc::EWOULDBLOCK => DiskError::Locked,
             libc::EMFILE | libc::ENFILE => DiskError::TooManyFiles,
             libc::EACCES | libc::EPERM | libc::EROFS => DiskError::Denied,
             errno => DiskError::Io { errno },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shortage_is_not_taken_for_a_lock_of_somebody_else() {
+        // What the kernel says when no thread can be started, and a ring when it cannot take a write just then.
+        let shortage = io::Error::from_raw_os_error(libc::EAGAIN);
+        assert_eq!(DiskError::from_io(&shortage), DiskError::Io { errno: libc::EAGAIN });
     }
 }
