@@ -70,12 +70,16 @@ impl<T> Ring<T> {
         let mut cooperative = IoUring::builder();
         cooperative.setup_coop_taskrun().setup_taskrun_flag();
         let ring = cooperative.build(wanted).or_else(|_| IoUring::builder().build(wanted))?;
-        Ok(Ring {
+        Ok(Ring::over(ring, wanted as usize))
+    }
+
+    fn over(ring: IoUring, entries: usize) -> Ring<T> {
+        Ring {
             ring: RefCell::new(ring),
-            entries: wanted as usize,
-            asked: RefCell::new(Slab::with_capacity(wanted as usize)),
+            entries,
+            asked: RefCell::new(Slab::with_capacity(entries)),
             unseen: Cell::new(0),
-        })
+        }
     }
 
     /// Puts `work` in line. The kernel learns of it by [`Ring::hand_over`].
@@ -180,5 +184,92 @@ fn entry(work: &Work) -> squeue::Entry {
             opcode::Read::new(fd(file), into.as_mut_ptr(), len).offset(*at).build()
         }
         Work::Sync { file } => opcode::Fsync::new(fd(file)).flags(types::FsyncFlags::DATASYNC).build(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::{BLOCK_BYTES, BufPool};
+
+    const ENTRIES: usize = 8;
+
+    /// A file without a name.
+    fn file() -> Arc<File> {
+        let name = format!("felix-ring-{}-{:?}", std::process::id(), std::thread::current().id());
+        let path = std::env::temp_dir().join(name);
+        let file = File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
+        std::fs::remove_file(path).expect("it is there");
+        Arc::new(file)
+    }
+
+    fn pattern(pool: &BufPool, fill: u8) -> SharedBuf {
+        let mut buf = pool.take(BLOCK_BYTES).expect("room");
+        buf.push_zeros(BLOCK_BYTES).fill(fill);
+        buf.freeze()
+    }
+
+    /// Sleeps as a core does until everything asked is answered; gives it by note.
+    fn answers(ring: &Ring<usize>) -> Vec<Finished<usize>> {
+        let mut all = Vec::new();
+        while ring.is_busy() {
+            ring.hand_over();
+            if !ring.has_answers() {
+                let mut fd = libc::pollfd { fd: ring.fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+                // SAFETY: the pointer is to one pollfd that lives through the call.
+                let ready = unsafe { libc::poll(&raw mut fd, 1, 10_000) };
+                assert!(ready == 1 && ring.has_answers(), "{ring:?}: nothing came");
+            }
+            all.extend(std::iter::from_fn(|| ring.next()));
+        }
+        all.sort_by_key(|finished| finished.note);
+        all
+    }
+
+    fn everything_is_answered_once(ring: &Ring<usize>) {
+        let (file, pool) = (file(), BufPool::new(2 * ENTRIES * BLOCK_BYTES));
+        let at = |note: usize| (note * BLOCK_BYTES) as u64;
+        for round in 0..20 {
+            for note in 0..ENTRIES {
+                let data = pattern(&pool, (round + note) as u8);
+                ring.ask(note, Work::Write { file: file.clone(), at: at(note), data });
+            }
+            assert!(answers(ring).iter().map(|a| (a.note, a.result)).eq((0..ENTRIES).map(|n| (n, 4096))));
+            (0..ENTRIES).for_each(|note| ring.ask(note, Work::Sync { file: file.clone() }));
+            assert!(answers(ring).iter().map(|a| (a.note, a.result)).eq((0..ENTRIES).map(|n| (n, 0))));
+            for note in 0..ENTRIES {
+                let into = pool.read_room(BLOCK_BYTES).expect("room").into_memory();
+                ring.ask(note, Work::Read { file: file.clone(), at: at(note), into });
+            }
+            for Finished { note, work, result } in answers(ring) {
+                let Work::Read { into, .. } = work else { panic!("{work:?}") };
+                assert_eq!(result, 4096);
+                // SAFETY: the kernel has written so many bytes.
+                let read = unsafe { into.filled(result as usize) };
+                assert_eq!(&read[..], [(round + note) as u8; BLOCK_BYTES]);
+            }
+        }
+        assert!(!ring.has_answers() && ring.next().is_none());
+        assert_eq!(pool.used_bytes(), 0);
+    }
+
+    #[test]
+    fn a_ring_as_full_as_it_may_be_answers_everything_and_wakes_who_polls_it() {
+        everything_is_answered_once(&Ring::open(ENTRIES).expect("a ring"));
+    }
+
+    #[test]
+    fn so_does_one_of_a_kernel_that_cannot_leave_the_core_alone() {
+        everything_is_answered_once(&Ring::over(IoUring::new(ENTRIES as u32).expect("a ring"), ENTRIES));
+    }
+
+    #[test]
+    fn a_ring_that_is_dropped_keeps_the_memory_that_the_kernel_has() {
+        let (file, pool) = (file(), BufPool::new(ENTRIES * BLOCK_BYTES));
+        let ring = Ring::open(ENTRIES).expect("a ring");
+        ring.ask(1, Work::Write { file, at: 0, data: pattern(&pool, 1) });
+        ring.hand_over();
+        drop(ring);
+        assert_eq!(pool.used_bytes(), BLOCK_BYTES);
     }
 }
