@@ -2,8 +2,9 @@
 
 use felix_wire::client::{
     CacheCondition, CacheConditionResult, CacheDelete, CacheGet, CachePut, CachePutIf, CacheShards,
-    CacheShardsView, CacheValue, CounterAdd, CounterValue, ShardKind, ShardOwners, Subscribe,
+    CacheShardsView, CacheValue, CounterAdd, CounterValue, RefusalReason, ShardKind, ShardOwners, Subscribe,
 };
+use felix_wire::id::{ProducerId, Sequence};
 
 use super::*;
 
@@ -59,6 +60,7 @@ fn answers(pair: &mut Pair, stream: StreamId) -> Vec<String> {
             Message::Subscribed(_) => "subscribed".to_owned(),
             Message::CacheShardsView(CacheShardsView { shards, .. }) => format!("width {shards}"),
             Message::ShardOwnersView(view) => format!("{} owners", view.owners.len()),
+            Message::PublishRefused(refused) => format!("{} {:?}", refused.request_id.0, refused.reason),
             Message::Error(error) => format!("{:?}", error.code.expect("a code")),
             other => panic!("{other:?}"),
         });
@@ -243,4 +245,40 @@ fn a_broken_frame_and_a_subscription_are_answered_after_the_requests_before_them
         ["ShardUnavailable", "subscribed", "width 1", "InvalidRequest", "ShardUnavailable", "InvalidRequest"];
     assert_eq!(told, expected);
     assert!(pair.inbox[&stream].1, "the stream has ended");
+}
+
+#[test]
+fn a_numbered_add_is_answered_as_the_first_time_and_a_number_that_does_not_fit_by_its_reason() {
+    let mut pair = Pair::new(CoreLimits::default(), true);
+    let stream = client(&mut pair);
+    let add = |request, producer: Option<u64>, sequence: Option<u64>| {
+        encoded(&Message::CounterAdd(CounterAdd {
+            tenant_id: TENANT.into(),
+            namespace: NAMESPACE.into(),
+            cache: "s".into(),
+            key: "k".into(),
+            delta: 5,
+            producer_id: producer.map(ProducerId),
+            sequence: sequence.map(Sequence),
+            request_id: RequestId(request),
+        }))
+    };
+    for part in [
+        add(1, Some(7), Some(0)),
+        add(2, None, None),
+        add(3, Some(7), Some(0)),
+        add(4, Some(7), Some(2)),
+        add(5, Some(8), Some(1)),
+        add(6, Some(7), None),
+        add(7, Some(7), Some(1)),
+    ] {
+        pair.write(stream, &part);
+    }
+    let gap = format!("4 {:?}", RefusalReason::SequenceGap { expected: Sequence(1) });
+    let unknown = format!("5 {:?}", RefusalReason::UnknownProducer);
+    let told = answers(&mut pair, stream);
+    assert_eq!(
+        told,
+        ["1 Some(5)", "2 Some(10)", "3 Some(5)", &gap, &unknown, "InvalidRequest", "7 Some(15)"]
+    );
 }
