@@ -43,7 +43,9 @@ pub const SERVER_FEATURES: Features = Features::TOPOLOGY
     .union(Features::PUBLISH_WIDTH)
     .union(Features::EXPLICIT_SHARD)
     .union(Features::CORE_HINTS)
-    .union(Features::POSITIONS);
+    .union(Features::POSITIONS)
+    .union(Features::ORDERED_ANSWERS)
+    .union(Features::NUMBERED_WRITES);
 
 /// What is served only where there are folders for logs.
 const LOGGED: Features = Features::CONSUMER_GROUP
@@ -54,7 +56,10 @@ const LOGGED: Features = Features::CONSUMER_GROUP
     .union(Features::GROUP_CLAIM_CONTROL);
 
 /// Bits only our own clients know; not announced to others.
-const PRIVATE: Features = Features::CORE_HINTS.union(Features::POSITIONS);
+const PRIVATE: Features = Features::CORE_HINTS
+    .union(Features::POSITIONS)
+    .union(Features::ORDERED_ANSWERS)
+    .union(Features::NUMBERED_WRITES);
 
 impl Session {
     /// The first frame of a stream.

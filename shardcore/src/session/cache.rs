@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use felix_wire::client::{
     CacheCondition, CacheConditionResult, CacheOk, CacheShards, CacheShardsView, CacheValue, CounterValue,
-    Message,
+    Message, PublishRefused,
 };
 use felix_wire::control::Action as Right;
 use felix_wire::features::Features;
@@ -40,8 +40,10 @@ pub enum Answering {
     Condition {
         request_id: RequestId,
     },
+    /// `reads_reused`: the client reads that reason of a refused number.
     Sum {
         request_id: RequestId,
+        reads_reused: bool,
     },
     Polled {
         request_id: RequestId,
@@ -66,6 +68,13 @@ struct Wanted<'m> {
     /// Tenant, namespace, cache and key.
     name: (&'m str, &'m str, &'m str),
     key: &'m str,
+}
+
+/// What the client reads of answers.
+#[derive(Clone, Copy)]
+struct Reads {
+    versions: bool,
+    reused: bool,
 }
 
 /// Hands a request about a cache or counter on, or refuses it. Gives back what is none.
@@ -106,9 +115,12 @@ fn hand_on(
     let route = cx.routes.cache(name, cx.scratch).ok_or_else(|| Refusal::no_cache(cx.routes))?;
     let placed = place(route, Placing::Key { key: Some(key.as_bytes()), declared: None })
         .map_err(|error| Refusal::from_route(&error))?;
-    let versions = stream.features.contains(Features::CACHE_CONDITIONAL);
+    let reads = Reads {
+        versions: stream.features.contains(Features::CACHE_CONDITIONAL),
+        reused: stream.features.contains(Features::SEQUENCE_REUSED),
+    };
     let names = || Arc::new((route.name.clone(), Box::from(key)));
-    let (ask, answering) = understood(message, Bytes::copy_from_slice(key.as_bytes()), names, versions)?;
+    let (ask, answering) = understood(message, Bytes::copy_from_slice(key.as_bytes()), names, reads)?;
     let slot = stream.asked.open();
     let place = granted.map(|()| placed);
     cx.actions.push(Action::Ask(Box::new(AskAction { stream: stream.id, place, slot, ask, answering })));
@@ -120,11 +132,12 @@ fn understood(
     message: &Message<'_>,
     key: Bytes,
     names: impl Fn() -> Arc<(StreamName, Box<str>)>,
-    version: bool,
+    reads: Reads,
 ) -> Result<(Ask, Answering), Refusal> {
     Ok(match message {
         Message::CacheGet(m) => {
-            let answering = Answering::Value { names: names(), request_id: m.request_id, version };
+            let answering =
+                Answering::Value { names: names(), request_id: m.request_id, version: reads.versions };
             (Ask::CacheGet { key }, answering)
         }
         Message::CachePut(m) => {
@@ -149,21 +162,39 @@ fn understood(
             (Ask::CacheDelete { key, condition }, Answering::Condition { request_id: m.request_id })
         }
         Message::CounterAdd(m) => {
-            let answering = Answering::Sum { request_id: m.request_id };
-            (Ask::CounterAdd { key, delta: m.delta }, answering)
+            let number = match (m.producer_id, m.sequence) {
+                (Some(producer), Some(sequence)) => Some((producer, sequence)),
+                (None, None) => None,
+                _ => return Err(Refusal::invalid("a number is a producer and a sequence")),
+            };
+            let answering = Answering::Sum { request_id: m.request_id, reads_reused: reads.reused };
+            (Ask::CounterAdd { key, delta: m.delta, number }, answering)
         }
-        Message::CounterGet(m) => (Ask::CounterGet { key }, Answering::Sum { request_id: m.request_id }),
+        Message::CounterGet(m) => {
+            let answering = Answering::Sum { request_id: m.request_id, reads_reused: false };
+            (Ask::CounterGet { key }, answering)
+        }
         _ => return Err(Refusal::invalid("not a request about a cache")),
     })
+}
+
+/// Writes the refusal of a request.
+fn write_refusal(answering: &Answering, refusal: &Refusal, codes: bool, out: &mut BytesMut) {
+    if let Answering::Sum { request_id, reads_reused } = answering
+        && let Some(reason) = refusal.told_number(*reads_reused)
+    {
+        let (request_id, message) = (*request_id, refusal.message.as_ref().into());
+        let refused = PublishRefused { request_id, reason: reason.clone(), message };
+        Message::PublishRefused(refused).encode_frame(out);
+        return;
+    }
+    refusal.to_message(codes).encode_frame(out);
 }
 
 /// Writes the answer of a request.
 pub fn write_answer(answering: &Answering, reply: &Reply, codes: bool, out: &mut BytesMut) {
     let message = match (answering, reply) {
-        (_, Reply::Refused(why)) => {
-            Refusal::of_ask(why).to_message(codes).encode_frame(out);
-            return;
-        }
+        (_, Reply::Refused(why)) => return write_refusal(answering, &Refusal::of_ask(why), codes, out),
         (Answering::Value { names, request_id, version: told }, Reply::Value { value, version }) => {
             let StreamName { tenant, namespace, stream } = &names.0;
             Message::CacheValue(CacheValue {
@@ -183,7 +214,7 @@ pub fn write_answer(answering: &Answering, reply: &Reply, codes: bool, out: &mut
             let (applied, version) = (*applied, version.map(|version| version.0));
             Message::CacheConditionResult(CacheConditionResult { applied, version, request_id: *request_id })
         }
-        (Answering::Sum { request_id }, Reply::Sum(value)) => {
+        (Answering::Sum { request_id, .. }, Reply::Sum(value)) => {
             Message::CounterValue(CounterValue { value: *value, request_id: *request_id })
         }
         (Answering::Polled { request_id, told }, Reply::Polled(records)) => {

@@ -131,6 +131,7 @@ pub struct AskAction {
 #[derive(Debug)]
 pub struct SubscribeAction {
     pub stream: StreamId,
+    pub slot: AnswerSlot,
     pub place: Granted<Place>,
     pub start: Start,
     /// Events carry offsets.
@@ -311,24 +312,21 @@ impl Session {
         stream.held || (stream.read_done && stream.unsettled == 0)
     }
 
-    /// The answer of a request that went elsewhere.
-    pub fn answer(&mut self, id: StreamId, message: &Message<'_>, cx: &mut Cx<'_>) {
+    /// The answer of a subscription.
+    pub fn answer(&mut self, (id, slot): (StreamId, AnswerSlot), message: &Message<'_>, cx: &mut Cx<'_>) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.awaiting = stream.awaiting.saturating_sub(1);
-            if stream.can_answer() {
-                message.encode_frame(stream.answers());
-            }
+            stream.answer(slot, |out| {
+                message.encode_frame(out);
+            });
         }
         self.flush(id, cx);
     }
 
-    /// The coded refusal of such a request.
-    pub fn answer_refusal(&mut self, id: StreamId, refusal: &Refusal, cx: &mut Cx<'_>) {
-        if let Some(stream) = self.streams.get_mut(&id) {
-            stream.awaiting = stream.awaiting.saturating_sub(1);
-            write_error(stream, refusal);
-        }
-        self.flush(id, cx);
+    /// The coded refusal of one.
+    pub fn answer_refusal(&mut self, (id, slot): (StreamId, AnswerSlot), refusal: &Refusal, cx: &mut Cx<'_>) {
+        let codes = self.streams.get(&id).is_some_and(|stream| stream.dialect.codes);
+        self.answer((id, slot), &refusal.to_message(codes), cx);
     }
 
     /// The answer of a request that a shard carried out. Afterwards the stream is to be flushed.
@@ -566,7 +564,7 @@ impl Session {
         }
     }
 
-    /// Answers with the refusal where that is allowed, and reads no more of the stream.
+    /// Answers with the refusal where that is allowed, and reads no more of the stream. It ends with the last answer.
     fn break_stream(&mut self, id: StreamId, refusal: &Refusal, cx: &mut Cx<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if !stream.publishes {
@@ -625,12 +623,14 @@ fn is_full(stream: &Stream, limits: &CoreLimits) -> bool {
         || stream.out_bytes() >= OUT_BYTES_MAX
 }
 
-/// Writes an `error` with as much as the client reads.
+/// Writes an `error` with as much as the client reads, after the answers of the requests before it.
 fn write_error(stream: &mut Stream, refusal: &Refusal) {
     if !stream.can_answer() {
         return;
     }
+    let written = stream.written();
     refusal.to_message(stream.dialect.codes).encode_frame(stream.answers());
+    stream.keep_order(written);
 }
 
 /// Says which node serves a shard.

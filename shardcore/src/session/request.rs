@@ -223,6 +223,7 @@ fn subscribe(stream: &mut Stream, who: (&Principal, usize), m: &Subscribe<'_>, c
         StartPosition::Offset(offset) => Start::At(offset),
     };
     stream.awaiting += 1;
+    let slot = stream.asked.open();
     let flags = stream.dialect.flags;
     let offsets = match route.is_durable() {
         true => flags.contains(Flags::EVENT_OFFSETS),
@@ -231,6 +232,7 @@ fn subscribe(stream: &mut Stream, who: (&Principal, usize), m: &Subscribe<'_>, c
     };
     cx.actions.push(Action::Subscribe(Box::new(SubscribeAction {
         stream: stream.id,
+        slot,
         place,
         start,
         offsets,

@@ -166,9 +166,10 @@ impl Stream {
 
     /// Writes the answer of a request that was carried out elsewhere.
     pub fn answer(&mut self, slot: AnswerSlot, write: impl FnOnce(&mut BytesMut)) {
-        if self.can_answer() {
-            self.asked.answer(slot, &mut self.out, write);
+        if !self.can_answer() {
+            return self.asked.clear();
         }
+        self.asked.answer(slot, &mut self.out, write);
     }
 
     /// What was written from byte `from` on answers the newest request: it waits for the answers of those before it.
@@ -216,7 +217,8 @@ impl Stream {
                 return;
             }
         }
-        let over = matches!(self.phase, Phase::Over);
+        // One that is broken still owes the answers of what was read before.
+        let over = matches!(self.phase, Phase::Over) && self.asked.is_empty();
         if over || (self.read_done && self.is_settled() && self.unsettled == 0) {
             quic.finish(conn, self.id);
             self.sending = Sending::Closed;

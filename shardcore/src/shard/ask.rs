@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use felix_runtime::clock::Tick;
-use felix_wire::id::{CoreId, Offset};
+use felix_wire::id::{CoreId, Offset, ProducerId, Sequence};
 
 use super::mail::{Doubt, NotWritten};
 use crate::projection::cache::Condition;
@@ -47,9 +47,11 @@ pub enum Ask {
         key: Bytes,
         condition: Condition,
     },
+    /// One with a number counts once, however often it comes.
     CounterAdd {
         key: Bytes,
         delta: i64,
+        number: Option<(ProducerId, Sequence)>,
     },
     CounterGet {
         key: Bytes,

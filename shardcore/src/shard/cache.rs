@@ -8,17 +8,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use felix_logstore::record::Batch;
-use felix_wire::id::{Generation, Offset};
+use felix_logstore::record::{Batch, Record};
+use felix_wire::id::{Generation, Offset, ProducerId, Sequence};
 use slab::Slab;
 
 use super::ShardCx;
 use super::ask::{Ask, AskRefused, Asker, Parked, Reply};
 use super::journal::{Journal, NoClaim};
-use super::mail::{Doubt, Ending, FromShard, NotWritten, PageLoss, ShardOutput};
+use super::mail::{Doubt, Ending, FromShard, NotWritten, NumberRefusal, PageLoss, ShardOutput};
 use crate::projection::cache::expiry::Expiry;
 use crate::projection::cache::{CacheCore, Condition, Delete, Found, Keeping, Put, WriteRefused};
-use crate::projection::counter::{self, AddRefused, CounterCore};
+use crate::projection::counter::{self, AddRefused, Answer, CounterCore, NumberedAdd};
+use crate::projection::producer::Verdict;
 use crate::snapshot::{LogRole, ShardId};
 use crate::store::{LogAt, PageFor, PageReader, Store};
 
@@ -207,7 +208,14 @@ impl CacheShard {
                 }
                 Err(refused) => Err(refused),
             },
-            Ask::CounterAdd { key, delta } => self.add(asker, key, *delta, cx),
+            Ask::CounterAdd { key, delta, number } => match self.add(asker, (key, *delta), *number, cx) {
+                Ok(None) => Ok(()),
+                Ok(Some(at)) => {
+                    self.read_value(Reading { asker, ask, at, version: at, looks: 0 }, cx);
+                    return Ok(());
+                }
+                Err(refused) => Err(refused),
+            },
             Ask::CacheGet { .. } | Ask::CounterGet { .. } | Ask::Group(_) => Ok(()),
         };
         match done {
@@ -307,15 +315,28 @@ impl CacheShard {
         Ok(None)
     }
 
-    fn add(&mut self, asker: Asker, key: &Bytes, delta: i64, cx: &mut ShardCx<'_>) -> Result<(), NotMade> {
-        let draft = match self.counters.add(key, delta) {
-            Ok(draft) => draft,
+    /// Adds to a counter, or says which record has the answer that an earlier copy was given.
+    fn add(
+        &mut self,
+        asker: Asker,
+        (key, delta): (&Bytes, i64),
+        number: Option<(ProducerId, Sequence)>,
+        cx: &mut ShardCx<'_>,
+    ) -> Result<Option<Offset>, NotMade> {
+        let decided = match number {
+            None => self.counters.add(key, delta).map(NumberedAdd::Append),
+            Some(number) => self.counters.add_numbered(number, key, delta),
+        };
+        let draft = match decided {
+            Ok(NumberedAdd::Append(draft)) => draft,
+            Ok(NumberedAdd::Again { answer, after }) => return self.added_before(asker, (answer, after), cx),
             Err(AddRefused::Overflow { after, .. }) => {
                 let why = "the sum does not fit 64 bits; nothing was added".into();
                 let reply = Reply::Refused(AskRefused::Invalid(why));
                 self.owe(LogRole::Counters, after, asker, reply, cx);
-                return Ok(());
+                return Ok(None);
             }
+            Err(AddRefused::Number(why)) => return Err(NotMade::number(number_refusal(why))),
             Err(AddRefused::KeyTooLong) => {
                 return Err(NotMade::Refused(AskRefused::Invalid("the key is too long".into())));
             }
@@ -326,7 +347,7 @@ impl CacheShard {
         draft.encode(&mut self.scratch);
         let after = match &mut self.logs {
             Some((_, log)) => {
-                let at = log.append(&[&self.scratch], cx)?;
+                let at = log.append_of(draft.producer(), &[&self.scratch], cx)?;
                 self.counters.claimed(draft, at);
                 Offset(at.0 + 1)
             }
@@ -336,7 +357,26 @@ impl CacheShard {
             }
         };
         self.owe(LogRole::Counters, after, asker, Reply::Sum(Some(sum)), cx);
-        Ok(())
+        Ok(None)
+    }
+
+    /// An add that counts already: it is answered as the first time, when that is settled.
+    fn added_before(
+        &mut self,
+        asker: Asker,
+        (answer, after): (Answer, Offset),
+        cx: &mut ShardCx<'_>,
+    ) -> Result<Option<Offset>, NotMade> {
+        match answer {
+            Answer::Known(sum) => {
+                self.owe(LogRole::Counters, after, asker, Reply::Sum(Some(sum)), cx);
+                Ok(None)
+            }
+            Answer::InLog(at) if after <= self.counters.settled_end() => Ok(Some(at)),
+            // It can be asked for again when it is on the disk.
+            Answer::InLog(_) => Err(NotMade::Refused(AskRefused::Overloaded)),
+            Answer::Forgotten => Err(NotMade::number(NumberRefusal::Expired)),
+        }
     }
 
     /// Answers when the log has settled everything below `after`; in memory at once.
@@ -353,10 +393,10 @@ impl CacheShard {
 
     fn read_value(&mut self, reading: Reading, cx: &mut ShardCx<'_>) {
         let at = reading.at;
-        let Some(((log, _), store)) = self.logs.as_ref().zip(cx.store.as_deref_mut()) else {
+        let Some(((cache, counters), store)) = self.logs.as_ref().zip(cx.store.as_deref_mut()) else {
             return self.give_back(reading.asker, reading.ask, cx);
         };
-        let log = log.at();
+        let log = if role_of(&reading.ask) == LogRole::Counters { counters.at() } else { cache.at() };
         let slot = self.reads.insert(reading);
         let page = PageFor { shard: self.id, reader: PageReader::Value { slot }, from: at, life: self.life };
         store.read(log, page, Offset(at.0 + 1), 1);
@@ -372,6 +412,9 @@ impl CacheShard {
                 return self.answer(asker, Reply::Refused(AskRefused::Unreadable), cx);
             }
         };
+        if let Ask::CounterAdd { .. } = ask {
+            return self.answer(asker, sum_in(found), cx);
+        }
         let Some(record) = found else {
             // Compaction has moved it: its key says where to.
             if looks >= LOOKS_MAX {
@@ -554,6 +597,36 @@ impl From<WriteRefused> for NotMade {
             WriteRefused::KeyTooLong => AskRefused::Invalid(text),
             WriteRefused::ValueTooLarge { .. } | WriteRefused::TooManyKeys => AskRefused::Limit(text),
         })
+    }
+}
+
+impl NotMade {
+    fn number(why: NumberRefusal) -> NotMade {
+        NotMade::Refused(AskRefused::NotWritten(NotWritten::Number(why)))
+    }
+}
+
+fn number_refusal(why: Verdict) -> NumberRefusal {
+    match why {
+        Verdict::Gap { expected } => NumberRefusal::Gap { expected },
+        Verdict::Expired => NumberRefusal::Expired,
+        Verdict::Reused => NumberRefusal::Reused,
+        // The first two are no refusals.
+        Verdict::Append | Verdict::Duplicate { .. } | Verdict::Unknown => NumberRefusal::Unknown,
+    }
+}
+
+/// What an add was answered that is in the log, or was until it was compacted.
+fn sum_in(record: Option<Record>) -> Reply {
+    let Some(record) = record else {
+        return Reply::Refused(AskRefused::NotWritten(NotWritten::Number(NumberRefusal::Expired)));
+    };
+    match counter::sum_of(&record.payload) {
+        Ok(sum) => Reply::Sum(Some(sum)),
+        Err(error) => {
+            tracing::error!(%error, "the record of an add cannot be read back");
+            Reply::Refused(AskRefused::Unreadable)
+        }
     }
 }
 

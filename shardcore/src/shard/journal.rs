@@ -11,7 +11,7 @@ use std::time::Duration;
 use felix_logstore::log::{AppendMeta, ClaimError};
 use felix_logstore::record::{Batch, BatchKind};
 use felix_runtime::clock::Tick;
-use felix_wire::id::{Generation, Offset};
+use felix_wire::id::{Generation, Offset, ProducerId, Sequence};
 
 use super::ShardCx;
 use super::ask::{Ask, AskRefused, Asker, Parked, Reply};
@@ -151,6 +151,19 @@ impl Journal {
     /// # Errors
     /// Nothing was claimed.
     pub fn append(&mut self, records: &[&[u8]], cx: &mut ShardCx<'_>) -> Result<Offset, NoClaim> {
+        self.append_of(None, records, cx)
+    }
+
+    /// The same; the head of the batch names its producer.
+    ///
+    /// # Errors
+    /// Nothing was claimed.
+    pub fn append_of(
+        &mut self,
+        producer: Option<(ProducerId, Sequence)>,
+        records: &[&[u8]],
+        cx: &mut ShardCx<'_>,
+    ) -> Result<Offset, NoClaim> {
         if self.stopped {
             return Err(NoClaim::Refused(NotWritten::Stopped));
         }
@@ -172,7 +185,7 @@ impl Journal {
             Err(ClaimError::TooLarge) => return Err(NoClaim::Refused(NotWritten::TooLarge)),
         };
         let base = claim.base();
-        let meta = AppendMeta { generation: self.generation, timestamp_ms: cx.unix_ms, producer: None };
+        let meta = AppendMeta { generation: self.generation, timestamp_ms: cx.unix_ms, producer };
         let batch = engine.append(self.at.log, claim, meta, records.iter().map(|r| (cx.unix_ms, *r)));
         assert!(batch.is_some(), "a log that gave a claim is there for its append");
         store.note_batch(bytes);

@@ -19,8 +19,9 @@ use super::tenants::{TenantCount, TenantSlot};
 use crate::projection::stream::feed::{Feed, PULL_BYTES};
 use crate::projection::stream::frame::{Frame, FrameLimits};
 use crate::projection::stream::subscription::{PageLimits, QueueLimits, Subscription, SubscriptionKind};
-use crate::session::SubscribeAction;
+use crate::session::answers::AnswerSlot;
 use crate::session::refusal::Refusal;
+use crate::session::{Cx, Session, SubscribeAction};
 use crate::shard::mail::{Ending, PageLoss, Reader, ShardInput, ShardOutput, SubToken, ToShard};
 use crate::shard::ring::Page;
 use crate::snapshot::{Owner, ShardId, SlowSubscriber};
@@ -50,7 +51,7 @@ pub struct Sub {
     reads_codes: bool,
     queue: QueueLimits,
     asked_frames: bool,
-    answer_on: StreamId,
+    answer_on: (StreamId, AnswerSlot),
     /// Set once the owner has confirmed it.
     live: Option<LiveSub>,
 }
@@ -71,7 +72,7 @@ impl Core {
             || session.subscriptions >= limits.subscriptions_per_connection;
         if over {
             let refusal = Refusal::limit("too many subscriptions");
-            self.with_session(now, conn, |s, cx| s.answer_refusal(ask.stream, &refusal, cx));
+            self.with_session(now, conn, |s, cx| s.answer_refusal((ask.stream, ask.slot), &refusal, cx));
             return;
         }
         let frames = ask.queue_frames.filter(|n| *n > 0).unwrap_or(limits.subscriber_queue_frames);
@@ -97,7 +98,7 @@ impl Core {
             reads_codes: ask.reads_codes,
             queue,
             asked_frames: ask.queue_frames.is_some(),
-            answer_on: ask.stream,
+            answer_on: (ask.stream, ask.slot),
             live: None,
         });
         session.subscriptions += 1;
@@ -281,7 +282,7 @@ impl Core {
         &mut self,
         now: Tick,
         token: SubToken,
-        answer: impl FnOnce(&mut crate::session::Session, &mut crate::session::Cx<'_>, StreamId),
+        answer: impl FnOnce(&mut Session, &mut Cx<'_>, (StreamId, AnswerSlot)),
     ) {
         let Some(sub) = self.sub_mut(token) else { return };
         let (conn, on) = (sub.conn, sub.answer_on);

@@ -2,8 +2,9 @@
 
 use felix_wire::client::{
     CacheCondition, CacheConditionResult, CacheDelete, CacheGet, CachePut, CachePutIf, CacheShards,
-    CacheShardsView, CacheValue, CounterAdd, CounterValue, ShardKind, ShardOwners,
+    CacheShardsView, CacheValue, CounterAdd, CounterValue, RefusalReason, ShardKind, ShardOwners, Subscribe,
 };
+use felix_wire::id::{ProducerId, Sequence};
 
 use super::*;
 
@@ -56,8 +57,10 @@ fn answers(pair: &mut Pair, stream: StreamId) -> Vec<String> {
             Message::CounterValue(CounterValue { value, request_id }) => {
                 format!("{} {value:?}", request_id.0)
             }
+            Message::Subscribed(_) => "subscribed".to_owned(),
             Message::CacheShardsView(CacheShardsView { shards, .. }) => format!("width {shards}"),
             Message::ShardOwnersView(view) => format!("{} owners", view.owners.len()),
+            Message::PublishRefused(refused) => format!("{} {:?}", refused.request_id.0, refused.reason),
             Message::Error(error) => format!("{:?}", error.code.expect("a code")),
             other => panic!("{other:?}"),
         });
@@ -167,12 +170,7 @@ fn more_than_may_be_unanswered_is_refused_and_a_shard_that_is_not_served_is_told
     let limits = CoreLimits { asks_max: 2, ..CoreLimits::default() };
     let mut pair = Pair::new(limits, true);
     let stream = client(&mut pair);
-    // The cache is to have logs, and the core has none.
-    let mut routes = Pair::streams().to_vec();
-    let owners = vec![Owner::Here { core: CoreId(0), generation: Generation(2) }];
-    routes[1] = Arc::new(StreamRoute { log: Some(Default::default()), owners, ..(*routes[1]).clone() });
-    let routes = Arc::new(Routes::new(2, routes, [Arc::from(TENANT)]));
-    pair.core.handle_admin(pair.now, ToCore::Routes(routes));
+    without_log(&mut pair);
     let mut sent = BytesMut::new();
     (1..=4).for_each(|request| sent.extend_from_slice(&put(request, "a", b"x")));
     pair.write(stream, &sent);
@@ -195,4 +193,92 @@ fn a_stream_with_as_many_unanswered_as_it_may_have_is_read_on_when_they_are_answ
     pair.run(MS * 100);
     let told = answers(&mut pair, stream);
     assert_eq!(told, (1..=50).map(|request| format!("ok {request}")).collect::<Vec<_>>());
+}
+
+/// A cache whose shard has no log: what is asked of it waits until its time is over.
+fn without_log(pair: &mut Pair) {
+    let mut routes = Pair::streams().to_vec();
+    let owners = vec![Owner::Here { core: CoreId(0), generation: Generation(2) }];
+    routes[1] = Arc::new(StreamRoute { log: Some(Default::default()), owners, ..(*routes[1]).clone() });
+    let routes = Arc::new(Routes::new(2, routes, [Arc::from(TENANT)]));
+    pair.core.handle_admin(pair.now, ToCore::Routes(routes));
+}
+
+#[test]
+fn a_broken_frame_and_a_subscription_are_answered_after_the_requests_before_them() {
+    let mut pair = Pair::new(CoreLimits::default(), true);
+    let token = token("c", &["cache.read", "cache.write", "stream.subscribe"]);
+    let stream = pair.authed(&token);
+    without_log(&mut pair);
+    let subscribe = Message::Subscribe(Subscribe {
+        tenant_id: TENANT.into(),
+        namespace: NAMESPACE.into(),
+        stream: "s".into(),
+        subscription_id: None,
+        queue_capacity: None,
+        start: None,
+        shard: None,
+    });
+    let mut sent = BytesMut::new();
+    sent.extend_from_slice(&put(1, "a", b"x"));
+    sent.extend_from_slice(&encoded(&subscribe));
+    let width = CacheShards {
+        tenant_id: TENANT.into(),
+        namespace: NAMESPACE.into(),
+        cache: "s".into(),
+        request_id: RequestId(2),
+    };
+    sent.extend_from_slice(&encoded(&Message::CacheShards(width)));
+    // One that is no message costs the frame; one that is no frame costs the stream.
+    let mut nonsense = encoded(&Message::Topology);
+    let last = nonsense.len() - 1;
+    nonsense[last] = b'!';
+    sent.extend_from_slice(&nonsense);
+    sent.extend_from_slice(&put(3, "a", b"x"));
+    sent.extend_from_slice(b"this is no frame at all");
+    pair.write(stream, &sent);
+    pair.run(MS * 1_000);
+    assert_eq!(answers(&mut pair, stream), [] as [&str; 0], "nothing overtakes the first request");
+    pair.run(MS * 1_500);
+    let told = answers(&mut pair, stream);
+    let expected =
+        ["ShardUnavailable", "subscribed", "width 1", "InvalidRequest", "ShardUnavailable", "InvalidRequest"];
+    assert_eq!(told, expected);
+    assert!(pair.inbox[&stream].1, "the stream has ended");
+}
+
+#[test]
+fn a_numbered_add_is_answered_as_the_first_time_and_a_number_that_does_not_fit_by_its_reason() {
+    let mut pair = Pair::new(CoreLimits::default(), true);
+    let stream = client(&mut pair);
+    let add = |request, producer: Option<u64>, sequence: Option<u64>| {
+        encoded(&Message::CounterAdd(CounterAdd {
+            tenant_id: TENANT.into(),
+            namespace: NAMESPACE.into(),
+            cache: "s".into(),
+            key: "k".into(),
+            delta: 5,
+            producer_id: producer.map(ProducerId),
+            sequence: sequence.map(Sequence),
+            request_id: RequestId(request),
+        }))
+    };
+    for part in [
+        add(1, Some(7), Some(0)),
+        add(2, None, None),
+        add(3, Some(7), Some(0)),
+        add(4, Some(7), Some(2)),
+        add(5, Some(8), Some(1)),
+        add(6, Some(7), None),
+        add(7, Some(7), Some(1)),
+    ] {
+        pair.write(stream, &part);
+    }
+    let gap = format!("4 {:?}", RefusalReason::SequenceGap { expected: Sequence(1) });
+    let unknown = format!("5 {:?}", RefusalReason::UnknownProducer);
+    let told = answers(&mut pair, stream);
+    assert_eq!(
+        told,
+        ["1 Some(5)", "2 Some(10)", "3 Some(5)", &gap, &unknown, "InvalidRequest", "7 Some(15)"]
+    );
 }

@@ -1,10 +1,12 @@
 //! Shards of caches over logs, as another core sees them.
 
 use bytes::Bytes;
+use felix_wire::id::{ProducerId, Sequence};
 
 use super::*;
 use crate::projection::cache::Condition;
 use crate::shard::ask::{Ask, AskRefused, AskToken, Reply};
+use crate::shard::mail::NumberRefusal;
 
 const CACHE: ShardId = ShardId { stream: StreamUid(77), shard: ShardIndex(0) };
 
@@ -123,7 +125,7 @@ fn values_counters_and_versions_are_there_after_a_kill() {
         let mut world = open(policy);
         for number in 0..300 {
             send(&mut world, 1, put(number % 100, format!("v{number}").as_bytes()));
-            send(&mut world, 2, Ask::CounterAdd { key: key(number % 3), delta: number as i64 });
+            send(&mut world, 2, Ask::CounterAdd { key: key(number % 3), delta: number as i64, number: None });
             world.run(Duration::from_millis(1));
         }
         world.run(Duration::from_millis(20));
@@ -221,7 +223,7 @@ fn what_expires_stays_away_after_a_restart_and_bad_requests_say_why() {
     assert!(why.contains("later than can be told"), "{why}");
     assert_eq!(ask(&mut world, lives(1_000_000)), Reply::Written);
     assert_eq!(value(&mut world, 1), Some(b"v".to_vec()));
-    let add = |delta| Ask::CounterAdd { key: key(1), delta };
+    let add = |delta| Ask::CounterAdd { key: key(1), delta, number: None };
     assert_eq!(ask(&mut world, add(i64::MAX)), Reply::Sum(Some(i64::MAX)));
     let Reply::Refused(AskRefused::Invalid(why)) = ask(&mut world, add(1)) else { panic!() };
     assert!(why.contains("64 bits"), "{why}");
@@ -236,7 +238,7 @@ fn what_expires_stays_away_after_a_restart_and_bad_requests_say_why() {
 fn a_failed_write_leaves_the_outcome_unknown_and_reads_go_on() {
     let mut world = open(Fsync::OnCommit);
     assert_eq!(ask(&mut world, put(1, b"one")), Reply::Written);
-    let add = |delta| Ask::CounterAdd { key: key(1), delta };
+    let add = |delta| Ask::CounterAdd { key: key(1), delta, number: None };
     assert_eq!(ask(&mut world, add(1)), Reply::Sum(Some(1)));
     world.disk.choose_faults(|asked| {
         let slot = asked.path.is_some_and(|path| path.as_str().contains("slots/"));
@@ -307,4 +309,39 @@ fn a_deleted_cache_takes_its_logs_along_and_answers_what_it_owes() {
     send(&mut world, 10, get(1));
     world.run(Duration::from_millis(10));
     assert_eq!(answers(&mut world), [(10, None)]);
+}
+
+fn numbered(producer: u64, sequence: u64, delta: i64) -> Ask {
+    let number = Some((ProducerId(producer), Sequence(sequence)));
+    Ask::CounterAdd { key: key(1), delta, number }
+}
+
+#[test]
+fn a_numbered_add_counts_once_however_often_it_comes_also_after_a_kill() {
+    let mut world = open(Fsync::OnCommit);
+    // The copy comes while the first one is on its way: both are answered when that is durable.
+    send(&mut world, 1, numbered(7, 0, 5));
+    send(&mut world, 2, numbered(7, 0, 5));
+    world.turn_once();
+    assert_eq!(answers(&mut world), [], "nothing is durable yet");
+    world.run(Duration::from_millis(20));
+    let five = || Some(Reply::Sum(Some(5)));
+    assert_eq!(answers(&mut world), [(1, five()), (2, five())]);
+    assert_eq!(ask(&mut world, numbered(7, 1, 10)), Reply::Sum(Some(15)));
+    let refused = |why| Reply::Refused(AskRefused::NotWritten(NotWritten::Number(why)));
+    assert_eq!(ask(&mut world, numbered(7, 5, 1)), refused(NumberRefusal::Gap { expected: Sequence(2) }));
+    assert_eq!(ask(&mut world, numbered(7, 0, 6)), refused(NumberRefusal::Reused));
+    assert_eq!(ask(&mut world, numbered(9, 3, 1)), refused(NumberRefusal::Unknown));
+    let mut world = restart(world, Fsync::OnCommit);
+    assert_eq!(ask(&mut world, numbered(7, 0, 5)), Reply::Sum(Some(5)), "as the first time");
+    assert_eq!(ask(&mut world, numbered(7, 2, -5)), Reply::Sum(Some(10)));
+    // Answers that memory has let go are read from the log.
+    for first in (0..17_000).step_by(1_000) {
+        (first..first + 1_000).for_each(|sequence| send(&mut world, sequence, numbered(8, sequence, 1)));
+        world.run(Duration::from_millis(50));
+        assert_eq!(answers(&mut world).len(), 1_000);
+    }
+    assert_eq!(ask(&mut world, numbered(7, 1, 10)), Reply::Sum(Some(15)));
+    assert_eq!(ask(&mut world, numbered(8, 0, 1)), refused(NumberRefusal::Expired));
+    assert_eq!(ask(&mut world, Ask::CounterGet { key: key(1) }), Reply::Sum(Some(17_010)));
 }
