@@ -234,10 +234,11 @@ impl World {
                 client.receive(self.now, delivery);
             }
         }
-        let run = || self.broker.run(self.now, &mut self.net, &mut self.shared.trace);
         #[cfg(test)]
-        let run = || super::cost::counted(run);
-        run()?;
+        let ran = super::cost::counted(|| self.broker.run(self.now, &mut self.net, &mut self.shared.trace));
+        #[cfg(not(test))]
+        let ran = self.broker.run(self.now, &mut self.net, &mut self.shared.trace);
+        ran?;
         let moving = !self.broker.agrees();
         if !moving {
             self.shared.model.agreed(self.now);
