@@ -1,7 +1,8 @@
 //! Memory for direct I/O: aligned, whole blocks, and never more than a bound. Scope: one pool per core.
 //! Owns: the count of bytes that buffers and reads hold, and memory that was given back, to be used again.
-//! Invariants: bytes held never exceed the bound, and memory kept for later is at most as much again; a buffer shows only
-//! bytes that were put into it; what is shared with an operation in flight cannot be changed any more.
+//! Invariants: bytes held, as they were asked for, never exceed the bound (their memory is in powers of two: at most twice
+//! that), and memory kept for later is at most the bound again; a buffer shows only bytes that were put into it; what is
+//! shared with an operation in flight cannot be changed any more.
 //! Not here: who waits when the pool is empty.
 
 use std::alloc::{self, Layout};
@@ -34,6 +35,7 @@ pub struct BufPool {
     shared: Rc<Shared>,
 }
 
+/// Changed through shared references, because every buffer gives back to it; all of them are on the core's thread.
 struct Shared {
     bound_bytes: usize,
     used_bytes: Cell<usize>,

@@ -50,6 +50,9 @@ pub(crate) trait Answering {
 }
 
 /// See the module. `T` is what the caller wants back with the answer.
+///
+/// Changed through shared references: the core's wait looks at the ring that its files ask, both on one thread and never at
+/// the same time.
 pub(super) struct Ring<T> {
     ring: RefCell<IoUring>,
     entries: usize,

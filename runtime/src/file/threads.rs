@@ -33,6 +33,7 @@ pub(super) struct Threads<A> {
 impl<A: Send + 'static> Threads<A> {
     /// No threads yet. Answers ring `bell`.
     pub fn new(bell: CoreWaker) -> Threads<A> {
+        // Both hold what the caller has in flight at most, which it bounds (`FilesSettings::ops_max`).
         let (jobs, waiting) = channel::unbounded();
         let (answer, answers) = channel::unbounded();
         Threads { jobs, waiting, answer, answers, bell, started: 0, busy: 0 }
