@@ -153,6 +153,19 @@ impl Principal {
         if tenant == &*self.tenant && allowed { Ok(Granted(what)) } else { Err(Forbidden) }
     }
 
+    /// May it do `action` on every key of the cache that begins with `prefix`? Never in another tenant.
+    pub fn cache_prefix<T>(
+        &self,
+        action: Action,
+        name: (&str, &str, &str),
+        prefix: &[u8],
+        what: T,
+    ) -> Result<Granted<T>, Forbidden> {
+        let (tenant, namespace, cache) = name;
+        let allowed = self.grants.allows_cache_prefix(action, tenant, namespace, cache, prefix);
+        if tenant == &*self.tenant && allowed { Ok(Granted(what)) } else { Err(Forbidden) }
+    }
+
     /// May it do `action` on the group? A group of another tenant is always forbidden.
     pub fn group<T>(
         &self,

@@ -64,6 +64,18 @@ impl Grants {
         self.allows(action, Object::CacheKey { tenant, namespace, cache, key })
     }
 
+    /// `cache.read` or `cache.write` on every key that begins with `prefix`: one rule has to cover them all.
+    pub fn allows_cache_prefix(
+        &self,
+        action: Action,
+        tenant: &str,
+        namespace: &str,
+        cache: &str,
+        prefix: &[u8],
+    ) -> bool {
+        self.allows(action, Object::Keys { tenant, namespace, cache, prefix })
+    }
+
     /// `group.consume` or `group.manage` on one group of a stream.
     ///
     /// `stream.subscribe` counts as `group.consume` and `stream.manage` as `group.manage`. A rule on the stream covers

@@ -189,7 +189,7 @@ pub enum ObjectKind {
     Cluster,
 }
 
-/// One concrete thing to be allowed; names borrowed from the request.
+/// One concrete thing to be allowed; names borrowed from the request. `Keys` are all keys that begin with `prefix`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Object<'a> {
     Tenant { tenant: &'a str },
@@ -197,6 +197,7 @@ pub enum Object<'a> {
     Stream { tenant: &'a str, namespace: &'a str, stream: &'a str },
     Cache { tenant: &'a str, namespace: &'a str, cache: &'a str },
     CacheKey { tenant: &'a str, namespace: &'a str, cache: &'a str, key: &'a [u8] },
+    Keys { tenant: &'a str, namespace: &'a str, cache: &'a str, prefix: &'a [u8] },
     Group { tenant: &'a str, namespace: &'a str, stream: &'a str, group: &'a str },
     Node { node_id: &'a str },
     Cluster,
@@ -274,12 +275,17 @@ impl ObjectPattern {
             (
                 Pattern::Cache { tenant, namespace, cache },
                 Object::Cache { tenant: t, namespace: n, cache: c }
-                | Object::CacheKey { tenant: t, namespace: n, cache: c, .. },
+                | Object::CacheKey { tenant: t, namespace: n, cache: c, .. }
+                | Object::Keys { tenant: t, namespace: n, cache: c, .. },
             ) => **tenant == *t && namespace.matches(n) && cache.matches(c),
             (
                 Pattern::CacheKey { tenant, namespace, cache, key },
                 Object::CacheKey { tenant: t, namespace: n, cache: c, key: k },
             ) => **tenant == *t && **namespace == *n && **cache == *c && key.matches(k),
+            (
+                Pattern::CacheKey { tenant, namespace, cache, key },
+                Object::Keys { tenant: t, namespace: n, cache: c, prefix },
+            ) => **tenant == *t && **namespace == *n && **cache == *c && key.matches_all(prefix),
             (
                 Pattern::Group { tenant, namespace, stream, group },
                 Object::Group { tenant: t, namespace: n, stream: s, group: g },
@@ -306,6 +312,14 @@ impl KeyPattern {
         match self {
             KeyPattern::Exact(text) => text.as_bytes() == key,
             KeyPattern::Prefix(text) => key.starts_with(text.as_bytes()),
+        }
+    }
+
+    /// Whether it matches every key that begins with `prefix`.
+    fn matches_all(&self, prefix: &[u8]) -> bool {
+        match self {
+            KeyPattern::Exact(_) => false,
+            KeyPattern::Prefix(text) => prefix.starts_with(text.as_bytes()),
         }
     }
 }

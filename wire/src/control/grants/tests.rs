@@ -72,6 +72,26 @@ fn cache_keys_match_by_whole_cache_key_or_plain_prefix() {
 }
 
 #[test]
+fn a_prefix_is_allowed_when_a_rule_covers_every_key_that_begins_so() {
+    let table: [(&str, &[u8], bool); 10] = [
+        ("cache.read:cache:t/ns/c", b"", true),
+        ("cache.read:cache:t/ns/*", b"k", true),
+        ("cache.read:cache:t/ns/c/k", b"k", false),
+        ("cache.read:cache:t/ns/c/k", b"", false),
+        ("cache.read:cache:t/ns/c/k*", b"k", true),
+        ("cache.read:cache:t/ns/c/k*", b"kx", true),
+        ("cache.read:cache:t/ns/c/kx*", b"k", false),
+        ("cache.read:cache:t/ns/c/k*", b"", false),
+        ("cache.write:cache:t/ns/c", b"k", false),
+        ("cache.read:cache:t/ns/d", b"k", false),
+    ];
+    for (perm, prefix, expected) in table {
+        let got = grants(&[perm]).allows_cache_prefix(Action::CacheRead, "t", "ns", "c", prefix);
+        assert_eq!(got, expected, "{perm} on {prefix:?}");
+    }
+}
+
+#[test]
 fn group_rights_follow_from_stream_rights_until_a_group_is_named() {
     use Action::{GroupConsume, GroupManage};
     let on_stream = "stream.subscribe:stream:t/ns/s";
