@@ -8,6 +8,8 @@
 
 mod claimed;
 pub mod compact;
+pub mod delivery;
+pub mod event;
 pub mod expiry;
 pub mod interest;
 pub mod record;

@@ -10,17 +10,17 @@ use bytes::Bytes;
 use felix_logstore::record::Batch;
 use felix_wire::id::Offset;
 
+use super::event::{KeyEvent, event_cost};
 use super::interest::Interest;
-use super::watch::{
-    EVENT_OVERHEAD_BYTES, KeyEvent, Next, Started, Stored, WatchFrom, WatchId, WatchLimits, WatchRefused,
-};
+use super::watch::{Next, Started, Stored, WatchFrom, WatchId, WatchLimits, WatchRefused};
 use super::{CacheCore, Keeping};
 
 /// Current values of a logged cache that go into the queue at once when they are in memory, bytes.
 const HELD_AT_ONCE_BYTES: usize = 64 << 10;
-/// Current values of a cache in memory that all watches of a shard may hold together, bytes.
-pub const RETAINED_BYTES_MAX: usize = 64 << 20;
-/// Current values that all watches of a shard may have left to read, 16 bytes each.
+/// Current values of a cache in memory that all watches of a shard may hold together, bytes of events: of large values
+/// about 64 MiB.
+pub const RETAINED_BYTES_MAX: usize = 152 << 20;
+/// Current values that all watches of a shard may have left to read, 24 bytes each.
 pub const RETAINED_RECORDS_MAX: usize = 4 << 20;
 
 /// A watch whose current values are being collected.
@@ -125,20 +125,15 @@ impl CacheCore {
         }
         let in_memory = matches!(self.keeping, Keeping::Memory { .. });
         let held = self.values.peek(entry.held).filter(|value| {
-            in_memory || work.held_bytes + value.len() + EVENT_OVERHEAD_BYTES <= HELD_AT_ONCE_BYTES
+            in_memory || work.held_bytes + event_cost(key.len(), value.len()) <= HELD_AT_ONCE_BYTES
         });
         match held {
             Some(value) => {
-                work.held_bytes += key.len() + value.len() + EVENT_OVERHEAD_BYTES;
-                let value = Some(Bytes::clone(value));
-                work.held.push(Arc::new(KeyEvent {
-                    key: key.into(),
-                    value,
-                    at: entry.version,
-                    expiry: entry.expiry,
-                }));
+                let event = KeyEvent::new(key.into(), Some(Bytes::clone(value)), entry.version, entry.expiry);
+                work.held_bytes += event.cost();
+                work.held.push(Arc::new(event));
             }
-            None => work.stored.push(Stored { at: entry.at, version: entry.version }),
+            None => work.stored.push(Stored { at: entry.at, version: entry.version, slot: number }),
         }
         // Asking for all watches costs too much for every key.
         let step = (work.held.len() + work.stored.len()).is_multiple_of(1_024);
@@ -166,6 +161,11 @@ impl CacheCore {
         self.watches.next(id)
     }
 
+    /// Whether [`Self::wants_page`] would give something.
+    pub fn needs_page(&self, id: WatchId) -> bool {
+        self.watches.needs_page(id)
+    }
+
     /// Where a watch wants its log to be read. Answer with [`Self::take_page`], or [`Self::no_page`] when the log does not
     /// have that any more.
     pub fn wants_page(&mut self, id: WatchId) -> Option<Offset> {
@@ -177,20 +177,45 @@ impl CacheCore {
         self.watches.take_page(id, batches, end);
     }
 
-    /// The log begins behind what a watch wanted.
-    pub fn no_page(&mut self, id: WatchId) {
+    /// The log begins at `start`, behind what a watch wanted.
+    pub fn no_page(&mut self, id: WatchId, start: Offset) {
         let table = &self.table;
-        // Rare: compaction has passed a watch that does not read.
-        let find = |version: Offset| {
-            let found = (0..table.slots()).filter_map(|number| table.at(number));
-            found.map(|(_, entry)| entry).find(|entry| entry.version == version).map(|entry| entry.at)
+        // A slot names the same key until it is removed, so what has that version in it is the value that is looked for.
+        let find = |stored: Stored| {
+            let entry = table.at(stored.slot).map(|(_, entry)| entry);
+            entry.filter(|entry| entry.version == stored.version).map(|entry| entry.at)
         };
-        self.watches.no_page(id, find);
+        self.watches.no_page(id, start, find);
     }
 
     /// Ends a watch; its client is gone.
     pub fn unwatch(&mut self, id: WatchId) {
         self.watches.remove(id);
+    }
+
+    /// Changes the bounds of the queues of all watches.
+    pub fn set_watch_limits(&mut self, limits: WatchLimits) {
+        self.watches.set_limits(limits);
+    }
+
+    /// Bytes in the queues of all watches.
+    pub fn watch_bytes(&self) -> usize {
+        self.watches.queued_bytes()
+    }
+
+    /// What each of them holds.
+    pub fn watch_sizes(&self) -> impl Iterator<Item = (WatchId, usize)> {
+        self.watches.sizes()
+    }
+
+    /// Ends a watch that holds what others need, with where another one goes on.
+    pub fn lag_watch(&mut self, id: WatchId) {
+        self.watches.lag(id);
+    }
+
+    /// Whether [`Self::take_ready`] has something.
+    pub fn is_watch_ready(&self) -> bool {
+        self.watches.is_ready()
     }
 
     /// How many watches there are.

@@ -13,7 +13,7 @@ use crate::projection::test_log::TestLog;
 mod model;
 
 const LOGGED: Keeping = Keeping::Logged { hot_bytes_max: 1 << 20 };
-const LIMITS: WatchLimits = WatchLimits { events_max: 8, bytes_max: 4_096 };
+const LIMITS: WatchLimits = WatchLimits { events_max: 8, bytes_max: 10_240 };
 
 /// A cache with its log; writes are settled at once unless a test says otherwise.
 struct Logged {
@@ -135,7 +135,7 @@ impl Logged {
             let Some(from) = self.core.wants_page(id) else { return found };
             match self.log.page(from, 3) {
                 Some((batches, end)) => self.core.take_page(id, &batches, end),
-                None => self.core.no_page(id),
+                None => self.core.no_page(id, self.log.start),
             }
         }
     }
@@ -338,7 +338,7 @@ fn a_watch_is_told_every_change_of_its_keys_in_order() {
     cache.put(b"a1", b"before");
     let key = cache.core.watch(Interest::Key((*b"a1").into()), WatchFrom::Now, LIMITS).unwrap();
     let prefix = cache.core.watch(Interest::Prefix((*b"a").into()), WatchFrom::Now, LIMITS).unwrap();
-    let started = Started { resume: Offset(1), resnapshot: false, retained: None };
+    let started = Started { resume: Offset(1), resnapshot: false, values: 0, counted: false };
     assert_eq!(cache.core.take_started(key), Some(Ok(started)));
     assert_eq!(cache.core.take_started(key), None);
     cache.put(b"a1", b"one");
@@ -406,13 +406,14 @@ fn a_retained_watch_gets_the_current_values_with_their_number_first() {
     let started = cache.core.take_started(id).unwrap().unwrap();
     assert_eq!((started.resume, started.resnapshot), (Offset(12), false));
     let found = cache.drain(id);
-    let changes = found.len() - started.retained.unwrap() as usize;
+    let changes = found.len() - started.values as usize;
     assert_eq!(changes, 2);
     let (values, changes) = found.split_at(found.len() - changes);
     assert_eq!(text(changes), ["k9=changed meanwhile@12", "k0=changed behind@13"]);
     assert!(text(values).contains(&"k7=7@7".to_owned()), "with the offset of its write");
     let nothing = cache.core.watch(Interest::Key((*b"none").into()), WatchFrom::Retained, LIMITS).unwrap();
-    assert_eq!(cache.core.take_started(nothing).unwrap().unwrap().retained, Some(0), "zero is an answer");
+    let started = cache.core.take_started(nothing).unwrap().unwrap();
+    assert_eq!((started.values, started.counted), (0, true), "zero is an answer");
 }
 
 fn compact(cache: &mut Logged, settings: CompactSettings, segment: u64) {
@@ -531,7 +532,7 @@ fn a_watch_below_the_compacted_log_begins_with_the_current_values_or_is_told_whe
     let id = cache.core.watch(again, WatchFrom::Offset(*resume_from), LIMITS).unwrap();
     cache.core.collect(1_000);
     let started = cache.core.take_started(id).unwrap().unwrap();
-    assert_eq!((started.resnapshot, started.retained), (true, None));
+    assert_eq!((started.resnapshot, started.counted), (true, false));
     assert_eq!(cache.drain(id).len(), 3);
 }
 

@@ -12,13 +12,12 @@ use bytes::Bytes;
 use felix_logstore::record::{Batch, BatchKind};
 use felix_wire::id::Offset;
 
+use super::event::KeyEvent;
 use super::expiry::Expiry;
 use super::interest::{Interest, Interests};
 use super::record::CacheRecord;
 use crate::projection::record::BadRecord;
 
-/// What an event counts in a queue beside its key and value.
-pub const EVENT_OVERHEAD_BYTES: usize = 96;
 /// Watches of one shard.
 pub const WATCHES_MAX: usize = 16_384;
 /// Events kept of what was settled last, while a watch comes from behind; of a cache in memory while there is any watch,
@@ -66,25 +65,10 @@ pub struct Started {
     pub resume: Offset,
     /// The offset asked for is compacted away: current values come first.
     pub resnapshot: bool,
-    /// How many current values come first, when they were asked for.
-    pub retained: Option<u64>,
-}
-
-/// One change, or a current value.
-#[derive(Debug, PartialEq, Eq)]
-pub struct KeyEvent {
-    pub key: Box<[u8]>,
-    /// None is a delete.
-    pub value: Option<Bytes>,
-    /// Offset of the write.
-    pub at: Offset,
-    pub expiry: Expiry,
-}
-
-impl KeyEvent {
-    fn cost(&self) -> usize {
-        self.key.len() + self.value.as_ref().map_or(0, Bytes::len) + EVENT_OVERHEAD_BYTES
-    }
+    /// How many current values come first.
+    pub values: u64,
+    /// They were asked for, so the client is told how many.
+    pub counted: bool,
 }
 
 /// The next thing for a watch.
@@ -105,6 +89,8 @@ pub enum Next {
 pub struct Stored {
     pub at: Offset,
     pub version: Offset,
+    /// The number of its key in the table; the key may be another one when the version there is another one.
+    pub slot: u32,
 }
 
 #[derive(Debug)]
@@ -141,9 +127,12 @@ struct Watch {
 }
 
 impl Watch {
-    fn push(&mut self, event: Arc<KeyEvent>) {
-        self.bytes += event.cost();
+    /// Gives what it costs.
+    fn push(&mut self, event: Arc<KeyEvent>) -> usize {
+        let cost = event.cost();
+        self.bytes += cost;
         self.queue.push_back(event);
+        cost
     }
 
     fn is_full(&self) -> bool {
@@ -166,6 +155,8 @@ pub struct Watches {
     in_memory: bool,
     watches: BTreeMap<WatchId, Watch>,
     next_id: u64,
+    /// Bytes of all queues.
+    queued_bytes: usize,
     interests: Interests,
     /// Those that are not live and have not ended.
     behind: BTreeSet<WatchId>,
@@ -185,6 +176,7 @@ impl Watches {
             in_memory,
             watches: BTreeMap::new(),
             next_id: 0,
+            queued_bytes: 0,
             interests: Interests::default(),
             behind: BTreeSet::new(),
             recent: VecDeque::new(),
@@ -225,7 +217,8 @@ impl Watches {
         let id = WatchId(self.next_id);
         self.next_id += 1;
         let phase = if collect { Phase::Collecting } else { Phase::Behind { next: resume, asked: false } };
-        let started = (!collect).then_some(Ok(Started { resume, resnapshot: false, retained: None }));
+        let started =
+            (!collect).then_some(Ok(Started { resume, resnapshot: false, values: 0, counted: false }));
         let queue = VecDeque::new();
         let watch = Watch { interest: interest.clone(), limits, phase, queue, bytes: 0, resume, started };
         self.watches.insert(id, watch);
@@ -247,10 +240,9 @@ impl Watches {
         counted: bool,
     ) {
         let Some(watch) = self.watches.get_mut(&id) else { return };
-        let count = (held.len() + stored.len()) as u64;
-        let retained = counted.then_some(count);
-        watch.started = Some(Ok(Started { resume: watch.resume, resnapshot: !counted, retained }));
-        held.into_iter().for_each(|event| watch.push(event));
+        let values = (held.len() + stored.len()) as u64;
+        watch.started = Some(Ok(Started { resume: watch.resume, resnapshot: !counted, values, counted }));
+        held.into_iter().for_each(|event| self.queued_bytes += watch.push(event));
         stored.sort_unstable_by_key(|stored| stored.at);
         watch.phase = match stored.is_empty() {
             true => Phase::Behind { next: watch.resume, asked: false },
@@ -274,9 +266,14 @@ impl Watches {
         self.watches.get(&id).map(|watch| (&watch.interest, watch.resume))
     }
 
+    /// Changes the bounds of all queues. What is over them already stays until it is taken.
+    pub fn set_limits(&mut self, limits: WatchLimits) {
+        self.watches.values_mut().for_each(|watch| watch.limits = limits);
+    }
+
     /// Bytes in all queues; watches of one shard share events.
     pub fn queued_bytes(&self) -> usize {
-        self.watches.values().map(|watch| watch.bytes).sum()
+        self.queued_bytes
     }
 
     /// Records that watches will still read as current values.
@@ -296,10 +293,16 @@ impl Watches {
     /// Ends a watch.
     pub fn remove(&mut self, id: WatchId) {
         if let Some(watch) = self.watches.remove(&id) {
+            self.queued_bytes -= watch.bytes;
             self.interests.remove(&watch.interest, id);
         }
         self.ready.remove(&id);
         self.caught_up(id);
+    }
+
+    /// Whether there are such as [`Self::take_ready`] gives.
+    pub fn is_ready(&self) -> bool {
+        !self.ready.is_empty()
     }
 
     /// The watches with something for them that there was not when this was asked last.
@@ -313,8 +316,9 @@ impl Watches {
             return;
         }
         let mut event = None;
-        let make = || Arc::new(KeyEvent { key: key.into(), value: value.cloned(), at, expiry });
-        let (watches, ready, mut overrun) = (&mut self.watches, &mut self.ready, Vec::new());
+        let make = || Arc::new(KeyEvent::new(key.into(), value.cloned(), at, expiry));
+        let (watches, ready, queued_bytes) = (&mut self.watches, &mut self.ready, &mut self.queued_bytes);
+        let mut overrun = Vec::new();
         self.interests.of(key, |id| {
             let Some(watch) = watches.get_mut(&id).filter(|watch| matches!(watch.phase, Phase::Live)) else {
                 return;
@@ -323,7 +327,7 @@ impl Watches {
                 watch.phase = Phase::Behind { next: at, asked: false };
                 overrun.push(id);
             } else {
-                watch.push(event.get_or_insert_with(make).clone());
+                *queued_bytes += watch.push(event.get_or_insert_with(make).clone());
                 ready.insert(id);
             }
         });
@@ -354,6 +358,7 @@ impl Watches {
         let Some(watch) = self.watches.get_mut(&id) else { return Next::Nothing };
         if let Some(event) = watch.queue.pop_front() {
             watch.bytes -= event.cost();
+            self.queued_bytes -= event.cost();
             self.join(id);
             return Next::Event(event);
         }
@@ -361,6 +366,16 @@ impl Watches {
             Phase::Lagged { resume_from } => Next::Lagged { resume_from },
             Phase::Unreadable(bad) => Next::Unreadable(bad),
             _ => Next::Nothing,
+        }
+    }
+
+    /// Whether [`Self::wants_page`] would give something.
+    pub fn needs_page(&self, id: WatchId) -> bool {
+        let Some(watch) = self.watches.get(&id).filter(|watch| watch.has_room()) else { return false };
+        match &watch.phase {
+            Phase::Values { asked, .. } => !asked,
+            Phase::Behind { asked, .. } => !asked && !self.in_memory,
+            _ => false,
         }
     }
 
@@ -384,10 +399,11 @@ impl Watches {
     /// The page a watch wanted; the log was read up to `end`.
     pub fn take_page(&mut self, id: WatchId, batches: &[Batch], end: Offset) {
         let Some(watch) = self.watches.get_mut(&id) else { return };
-        match watch.read(batches, end) {
-            Ok(()) => {}
-            Err(bad) => watch.phase = Phase::Unreadable(bad),
+        self.queued_bytes -= watch.bytes;
+        if let Err(bad) = watch.read(batches, end) {
+            watch.phase = Phase::Unreadable(bad);
         }
+        self.queued_bytes += watch.bytes;
         self.ready.insert(id);
         if self.watches.get(&id).is_some_and(Watch::has_ended) {
             self.caught_up(id);
@@ -395,22 +411,16 @@ impl Watches {
         self.join(id);
     }
 
-    /// The log does not have what a watch wanted any more. The watch ends, unless `find` says where compaction has
-    /// put the current value of that version.
-    pub fn no_page(&mut self, id: WatchId, find: impl Fn(Offset) -> Option<Offset>) {
+    /// The log begins at `start`, behind what a watch wanted. The watch ends, unless `find` says where compaction has put
+    /// the current values that lay below.
+    pub fn no_page(&mut self, id: WatchId, start: Offset, find: impl Fn(Stored) -> Option<Offset>) {
         let Some(watch) = self.watches.get_mut(&id) else { return };
         let resume_from = match &mut watch.phase {
             Phase::Values { left, asked } => {
                 *asked = false;
-                let Some(gone) = left.front_mut() else { return };
-                match find(gone.version).filter(|at| *at != gone.at) {
-                    Some(at) => {
-                        gone.at = at;
-                        left.make_contiguous().sort_unstable_by_key(|stored| stored.at);
-                        return;
-                    }
-                    // Below the log's start: another watch from here gets all current values.
-                    None => gone.version,
+                match move_values(left, start, find) {
+                    Ok(()) => return,
+                    Err(resume_from) => resume_from,
                 }
             }
             Phase::Behind { next, .. } => *next,
@@ -419,6 +429,31 @@ impl Watches {
         watch.phase = Phase::Lagged { resume_from };
         self.ready.insert(id);
         self.caught_up(id);
+    }
+
+    /// Ends a watch that holds what others need. Nothing it has not taken is lost to another one that goes on from where it
+    /// is told to.
+    pub fn lag(&mut self, id: WatchId) {
+        let Some(watch) = self.watches.get_mut(&id).filter(|watch| !watch.has_ended()) else { return };
+        let resume_from = match (&watch.phase, watch.queue.front()) {
+            (Phase::Collecting, _) => return,
+            // From the very beginning there are either all changes or the current values.
+            (Phase::Values { .. }, _) => Offset(0),
+            (_, Some(event)) if event.at < watch.resume => Offset(0),
+            (_, Some(event)) => event.at,
+            (Phase::Behind { next, .. }, None) => *next,
+            (_, None) => return,
+        };
+        watch.queue.clear();
+        self.queued_bytes -= std::mem::take(&mut watch.bytes);
+        watch.phase = Phase::Lagged { resume_from };
+        self.ready.insert(id);
+        self.caught_up(id);
+    }
+
+    /// The watches and what their queues hold, bytes.
+    pub fn sizes(&self) -> impl Iterator<Item = (WatchId, usize)> {
+        self.watches.iter().map(|(id, watch)| (*id, watch.bytes))
     }
 
     /// Lets a watch go on with the newest events when it has come to them and has room.
@@ -439,7 +474,7 @@ impl Watches {
         let first = self.recent.partition_point(|event| event.at < next);
         for event in self.recent.iter().skip(first) {
             if watch.interest.covers(&event.key) {
-                watch.push(event.clone());
+                self.queued_bytes += watch.push(event.clone());
             }
         }
         watch.phase = Phase::Live;
@@ -472,6 +507,28 @@ impl Watches {
         self.behind.remove(&id);
         self.let_go();
     }
+}
+
+/// Looks where the values are now that lay below `start`, which are the first ones. When one of them is nowhere any more:
+/// its version, from which another watch gets all current values, because it lies below the log's start too.
+fn move_values(
+    left: &mut VecDeque<Stored>,
+    start: Offset,
+    find: impl Fn(Stored) -> Option<Offset>,
+) -> Result<(), Offset> {
+    let below = left.partition_point(|stored| stored.at < start);
+    let mut moved = Vec::with_capacity(below);
+    for stored in left.drain(..below) {
+        let at = find(stored).filter(|at| *at >= start).ok_or(stored.version)?;
+        moved.push(Stored { at, ..stored });
+    }
+    moved.sort_unstable_by_key(|stored| stored.at);
+    let behind = moved.first().zip(left.back()).is_none_or(|(first, last)| last.at < first.at);
+    left.extend(moved);
+    if !behind {
+        left.make_contiguous().sort_unstable_by_key(|stored| stored.at);
+    }
+    Ok(())
 }
 
 impl Watch {
@@ -526,7 +583,7 @@ impl Watch {
         };
         if self.interest.covers(key) {
             let value = value.map(|value| payload.slice_ref(value));
-            self.push(Arc::new(KeyEvent { key: key.into(), value, at, expiry }));
+            self.push(Arc::new(KeyEvent::new(key.into(), value, at, expiry)));
         }
     }
 }

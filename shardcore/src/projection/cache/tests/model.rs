@@ -193,6 +193,11 @@ impl History {
         self.watches.push(Watching { id, interest, next: None, values_left: 0 });
     }
 
+    fn check_sizes(&self) {
+        let watches = &self.cache.core.watches;
+        assert_eq!(watches.queued_bytes(), watches.sizes().map(|(_, bytes)| bytes).sum::<usize>());
+    }
+
     /// Takes some events of a watch and checks that each is the next that should come.
     fn follow(&mut self) {
         if self.watches.is_empty() {
@@ -203,14 +208,14 @@ impl History {
         match self.cache.core.take_started(id) {
             Some(started) => {
                 let started = started.unwrap();
-                let counted = if started.resnapshot { u64::MAX } else { 0 };
                 self.watches[at].next = Some(started.resume.0);
-                self.watches[at].values_left = started.retained.unwrap_or(counted);
+                self.watches[at].values_left = started.values;
                 self.meet(if started.resnapshot { "resnapshot" } else { "started" });
             }
             None if self.watches[at].next.is_none() => return self.cache.core.collect(3),
             None => {}
         }
+        self.check_sizes();
         for _ in 0..self.rng.below(12) {
             match self.cache.core.next_event(id) {
                 Next::Event(event) => self.check_event(at, &event),
@@ -226,7 +231,7 @@ impl History {
                     let until = Offset(self.settled);
                     match self.cache.log.prefix(until).page(from, 2) {
                         Some((batches, end)) => self.cache.core.take_page(id, &batches, end.min(until)),
-                        None => self.cache.core.no_page(id),
+                        None => self.cache.core.no_page(id, self.cache.log.start),
                     }
                     self.meet("page");
                 }
@@ -234,7 +239,7 @@ impl History {
         }
     }
 
-    fn check_event(&mut self, at: usize, event: &super::super::watch::KeyEvent) {
+    fn check_event(&mut self, at: usize, event: &super::super::event::KeyEvent) {
         let watch = &mut self.watches[at];
         let next = watch.next.expect("it has started");
         let write = self.writes.iter().find(|write| write.at == event.at.0).expect("it was written");
@@ -246,8 +251,7 @@ impl History {
             watch.values_left -= 1;
             return self.meet("value");
         }
-        assert!(watch.values_left == 0 || watch.values_left > 1 << 40);
-        watch.values_left = 0;
+        assert_eq!(watch.values_left, 0, "as many as were told");
         let due = self.writes.iter().find(|write| write.at >= next && watch.interest.covers(&write.key));
         assert_eq!(due.map(|write| write.at), Some(event.at.0), "no gap, no repeat");
         watch.next = Some(event.at.0 + 1);
