@@ -17,6 +17,7 @@ use felix_runtime::file::{BufPool, DiskError, Done, Op, Token, VolumeId};
 use felix_wire::id::{CoreId, Offset};
 use slab::Slab;
 
+use crate::projection::cache::watch::WatchId;
 use crate::shard::mail::{NotWritten, SubToken};
 use crate::snapshot::{LogRole, ShardId};
 
@@ -96,6 +97,8 @@ pub enum PageReader {
     Value { slot: usize },
     /// A poll of a consumer group.
     Poll { slot: usize },
+    /// A watch of a cache, up to `until`.
+    Watch { watch: WatchId, until: Offset },
 }
 
 struct PageWanted {

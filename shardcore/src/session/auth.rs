@@ -29,6 +29,8 @@ pub const SERVER_FEATURES: Features = Features::TOPOLOGY
     .union(Features::COUNTERS)
     .union(Features::CACHE_SHARDS)
     .union(Features::CACHE_CONDITIONAL)
+    .union(Features::CACHE_WATCH)
+    .union(Features::CACHE_WATCH_RETAINED)
     .union(Features::ERROR_CODES)
     .union(Features::SHARD_MOVED)
     .union(Features::UNSUPPORTED)

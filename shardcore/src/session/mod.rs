@@ -16,6 +16,7 @@ mod request;
 pub mod stream;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,6 +30,8 @@ use felix_wire::id::{CoreId, Generation, ProducerId, Sequence};
 
 use crate::access::{Access, Granted, Principal};
 use crate::hash::HashState;
+use crate::projection::cache::interest::Interest;
+use crate::projection::cache::watch::WatchFrom;
 use crate::projection::group::ConnectionId;
 use crate::projection::producer::ProducerIds;
 use crate::route::Place;
@@ -111,6 +114,8 @@ pub enum Action {
     Ask(Box<AskAction>),
     /// Answered with `Session::answer`; counted in `Stream::awaiting` until then.
     Subscribe(Box<SubscribeAction>),
+    /// Answered with `Session::answer`, as a subscription is.
+    Watch(Box<WatchAction>),
     /// A newer key set is needed; `Session::keys_changed` follows.
     NeedKeys { tenant: Arc<str>, kid: Arc<str> },
     /// The connection is to be closed.
@@ -144,6 +149,20 @@ pub struct SubscribeAction {
     pub reads_moved: bool,
     pub reads_deleted: bool,
     pub reads_lagged: bool,
+    pub reads_codes: bool,
+}
+
+/// A granted watch.
+#[derive(Debug)]
+pub struct WatchAction {
+    pub stream: StreamId,
+    pub slot: AnswerSlot,
+    pub place: Granted<Place>,
+    pub interest: Interest,
+    pub from: WatchFrom,
+    pub identity: usize,
+    /// What the client reads at the end of a watch.
+    pub reads_moved: bool,
     pub reads_codes: bool,
 }
 
@@ -193,8 +212,10 @@ pub struct Session {
     held_streams: usize,
     /// What it holds of the core's budget for receive windows.
     pub window_bytes: usize,
-    /// Subscriptions of the connection; kept by the core.
+    /// Subscriptions and watches of the connection; kept by the core.
     pub subscriptions: u32,
+    /// Bytes of the keys and prefixes of its watches; kept by the core.
+    pub watched_bytes: usize,
 }
 
 impl Session {
@@ -220,6 +241,7 @@ impl Session {
             held_streams: 0,
             window_bytes: 0,
             subscriptions: 0,
+            watched_bytes: 0,
         }
     }
 

@@ -20,6 +20,7 @@ use super::group::group_request;
 use super::publish::Incoming;
 use super::refusal::Refusal;
 use super::stream::Stream;
+use super::watch::watch_request;
 use super::{Action, Cx, Session, SubscribeAction, not_leader, write_error};
 use crate::access::Principal;
 use crate::route::{Placing, RouteError, place};
@@ -106,6 +107,7 @@ impl Session {
             Message::CacheShards(m) => cache_shards(stream, &principal, &m, cx),
             Message::ShardOwners(m) => shard_owners(stream, &principal, &m, cx),
             Message::Subscribe(m) => subscribe(stream, (&principal, identity), &m, cx),
+            Message::CacheWatch(m) => watch_request(stream, (&principal, identity), &m, cx),
             Message::Auth(_) => write_error(stream, &Refusal::invalid("the stream is authenticated already")),
             Message::Unknown(unknown) => unsupported(stream, &unknown.type_name, None, unknown.request_id),
             Message::Extension(m) => unsupported(stream, "extension", Some(&m.name), m.request_id),

@@ -1,6 +1,7 @@
 //! Sessions of a core as a client that writes raw frames sees them, in virtual time.
 
 mod caches;
+mod watches;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,7 +12,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use felix_runtime::clock::Tick;
 use felix_runtime::counters::counters;
 use felix_runtime::quic::{
-    CloseReason, ConnKey, KEY_BYTES, Quic, QuicEvent, QuicSettings, ReadOutcome, StreamId, Transmits,
+    CloseReason, ConnKey, Dir, KEY_BYTES, Quic, QuicEvent, QuicSettings, ReadOutcome, StreamId, Transmits,
 };
 use felix_runtime::sim::{Faults, SimNet};
 use felix_wire::client::{
@@ -47,6 +48,9 @@ struct Pair {
     inbox: BTreeMap<StreamId, (FrameReader, bool)>,
     closed: Option<CloseReason>,
     stopped: Vec<StreamId>,
+    /// It does not read event streams.
+    deaf: bool,
+    event_streams: Vec<StreamId>,
 }
 
 fn addr(host: u8) -> SocketAddr {
@@ -95,6 +99,8 @@ impl Pair {
             inbox: BTreeMap::new(),
             closed: None,
             stopped: Vec::new(),
+            deaf: false,
+            event_streams: Vec::new(),
         }
     }
 
@@ -180,7 +186,9 @@ impl Pair {
     fn client_events(&mut self) {
         while let Some((_, event)) = self.quic.poll_event() {
             match event {
+                QuicEvent::Readable { stream } if self.deaf && stream.dir() == Dir::Uni => {}
                 QuicEvent::Readable { stream } => self.read(stream),
+                QuicEvent::StreamOpened { stream, .. } => self.event_streams.push(stream),
                 QuicEvent::Stopped { stream, .. } => self.stopped.push(stream),
                 QuicEvent::Closed { reason } => self.closed = Some(reason),
                 _ => {}
@@ -197,6 +205,14 @@ impl Pair {
                 _ => return,
             }
         }
+    }
+
+    /// Event streams are read from now on. Gives all that there were.
+    fn hear(&mut self) -> Vec<StreamId> {
+        self.deaf = false;
+        let opened = self.event_streams.clone();
+        opened.iter().for_each(|stream| self.read(*stream));
+        opened
     }
 
     fn open(&mut self) -> StreamId {

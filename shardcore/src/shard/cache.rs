@@ -4,6 +4,8 @@
 //! the logs were read to their ends, and nothing at all when they say what cannot be.
 //! Not here: what a write does (`projection`), which core asks (`turn`).
 
+pub mod watch;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +24,7 @@ use crate::projection::counter::{self, AddRefused, Answer, CounterCore, Numbered
 use crate::projection::producer::Verdict;
 use crate::snapshot::{LogRole, ShardId};
 use crate::store::{LogAt, PageFor, PageReader, Store};
+use watch::Watchers;
 
 /// A value is looked for again so often when the log lets go of it meanwhile.
 const LOOKS_MAX: u8 = 4;
@@ -49,16 +52,18 @@ pub struct CacheShard {
     /// Of the cache and of the counters.
     logs: Option<(Journal, Journal)>,
     reads: Slab<Reading>,
+    watchers: Watchers,
     broken: Option<Arc<str>>,
     scratch: Vec<u8>,
 }
 
 impl CacheShard {
-    /// A shard in memory, of `bytes_max` at most.
-    pub fn in_memory(id: ShardId, generation: Generation, bytes_max: usize) -> CacheShard {
+    /// A shard in memory, of `bytes_max` at most. Its offsets begin at `start`: above those of earlier lives, so that a watch
+    /// that goes on, or a condition on a version, does not take this life for one of them.
+    pub fn in_memory(id: ShardId, generation: Generation, bytes_max: usize, start: Offset) -> CacheShard {
         let counters = counter::Keeping::Memory { bytes_max: bytes_max / COUNTERS_SHARE };
         let cache = Keeping::Memory { bytes_max: bytes_max - bytes_max / COUNTERS_SHARE };
-        let (cache, counters) = (CacheCore::new(cache, Offset(0)), CounterCore::new(counters, Offset(0)));
+        let (cache, counters) = (CacheCore::new(cache, start), CounterCore::new(counters, Offset(0)));
         CacheShard::new((id, generation, 0), cache, counters, None)
     }
 
@@ -85,8 +90,8 @@ impl CacheShard {
         counters: CounterCore,
         logs: Option<(Journal, Journal)>,
     ) -> CacheShard {
-        let (reads, scratch) = (Slab::new(), Vec::new());
-        CacheShard { id, generation, life, cache, counters, logs, reads, broken: None, scratch }
+        let (reads, watchers, scratch) = (Slab::new(), Watchers::default(), Vec::new());
+        CacheShard { id, generation, life, cache, counters, logs, reads, watchers, broken: None, scratch }
     }
 
     /// The generation it serves.
@@ -120,7 +125,7 @@ impl CacheShard {
     #[cfg(any(test, feature = "sim"))]
     pub fn is_idle(&self) -> bool {
         let logs = self.logs.as_ref().is_none_or(|(cache, counters)| cache.is_idle() && counters.is_idle());
-        logs && self.reads.is_empty()
+        logs && self.reads.is_empty() && self.watchers.reads() == 0
     }
 
     /// Has the first pages of its logs read.
@@ -137,9 +142,7 @@ impl CacheShard {
             let reply = Reply::Refused(AskRefused::Broken(Arc::clone(why)));
             return self.answer(asker, reply, cx);
         }
-        let reading =
-            |(cache, counters): &(Journal, Journal)| cache.is_replaying() || counters.is_replaying();
-        if self.logs.as_ref().is_some_and(reading) {
+        if self.is_replaying() {
             return self.give_back(asker, ask, cx);
         }
         match ask {
@@ -163,6 +166,11 @@ impl CacheShard {
                 }
             }
         }
+    }
+
+    /// Whether its logs are still being read.
+    fn is_replaying(&self) -> bool {
+        self.logs.as_ref().is_some_and(|(cache, counters)| cache.is_replaying() || counters.is_replaying())
     }
 
     fn journal(&mut self, role: LogRole) -> Option<&mut Journal> {
@@ -543,6 +551,7 @@ impl CacheShard {
 
     /// Answers everything; it is dropped afterwards.
     pub fn close(&mut self, why: Ending, cx: &mut ShardCx<'_>) {
+        self.end_watches(why, cx);
         let answer = match why {
             Ending::Deleted => AskRefused::NotWritten(NotWritten::Deleted),
             Ending::Moved => AskRefused::Unknown(Doubt::Moved),

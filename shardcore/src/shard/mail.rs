@@ -6,6 +6,7 @@ use felix_wire::client::Records;
 use felix_wire::id::{Generation, Offset, ProducerId, Sequence};
 
 use super::ask::{Ask, AskToken, Reply};
+use super::cache::watch::{WatchAsk, WatchTold};
 use super::ring::Page;
 use crate::snapshot::ShardId;
 
@@ -13,7 +14,7 @@ use crate::snapshot::ShardId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct JobToken(pub u64);
 
-/// Names a subscription at its sender; meaningless to the owner.
+/// Names a subscription or a watch at its sender; meaningless to the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SubToken(pub u64);
 
@@ -94,6 +95,11 @@ pub enum ShardInput {
     /// Nobody waits for the answer of a request any more; it is answered all the same.
     Cancel {
         token: AskToken,
+    },
+    /// About a watch of a cache.
+    Watch {
+        token: SubToken,
+        ask: WatchAsk,
     },
 }
 
@@ -236,6 +242,10 @@ pub enum ShardOutput {
     AskBack {
         token: AskToken,
         ask: Ask,
+    },
+    Watch {
+        token: SubToken,
+        told: WatchTold,
     },
     /// `rest`: what the asking core was not sent, and what was held for its subscriptions; empty when the stream is gone.
     Ended {

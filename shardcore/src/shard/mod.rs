@@ -410,7 +410,7 @@ impl Shard {
             ShardInput::Unlink => self.links.retain(|l| l.core != from),
             // Nothing is kept beside the records of a stream.
             ShardInput::Ask { token, ask } => self.send(from, ShardOutput::AskBack { token, ask }, cx.out),
-            ShardInput::Cancel { .. } => {}
+            ShardInput::Cancel { .. } | ShardInput::Watch { .. } => {}
         }
     }
 

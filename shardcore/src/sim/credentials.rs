@@ -56,9 +56,12 @@ impl Credentials {
         self.token_for(subject, expires_s, &["stream.publish", "stream.subscribe"])
     }
 
-    /// A token for some actions on every stream or cache of the tenant, as each action is about.
+    /// A token for some actions on every stream or cache of the tenant, as each action is about, or on what it names.
     pub fn token_for(&self, subject: &str, expires_s: u64, actions: &[&str]) -> String {
         let all = |action: &&str| {
+            if action.contains(':') {
+                return (*action).to_owned();
+            }
             let kind = action.split('.').next().unwrap_or_default();
             format!("{action}:{kind}:{TENANT}/{NAMESPACE}/*")
         };

@@ -20,6 +20,9 @@ use crate::shard::mail::{Ending, FromShard, PageLoss, ShardOutput};
 use crate::snapshot::{LogRole, ShardId};
 use crate::store::{LogAt, LogSource, PageFor, PageReader};
 
+/// Offsets of a shard in memory begin at so many for each millisecond since 1970: more than it writes in one, and few enough
+/// that a double holds them until 2039.
+const OFFSETS_PER_MS: u64 = 1 << 12;
 /// Least memory of a shard of a cache, however many there are.
 const SHARD_BYTES_MIN: usize = 64 << 10;
 
@@ -70,8 +73,10 @@ impl Core {
         for id in gone {
             self.close_cache(now, id, if is_there(id) { Ending::Moved } else { Ending::Deleted });
         }
+        let start = Offset(self.unix_ms.saturating_mul(OFFSETS_PER_MS));
         for (id, generation) in in_memory {
-            self.caches.entry(id).or_insert_with(|| CacheShard::in_memory(id, generation, SHARD_BYTES_MIN));
+            let open = || CacheShard::in_memory(id, generation, SHARD_BYTES_MIN, start);
+            self.caches.entry(id).or_insert_with(open);
         }
         self.caches_unmade.clear();
         self.caches_wanted = logged.into_iter().filter(|(id, _)| !self.caches.contains_key(id)).collect();
@@ -124,8 +129,13 @@ impl Core {
         }
     }
 
-    /// Runs `change` on a shard of a cache, and sends what it says.
-    fn with_cache(&mut self, now: Tick, id: ShardId, change: impl FnOnce(&mut CacheShard, &mut ShardCx<'_>)) {
+    /// Runs `change` on a shard of a cache, and sends what it and its watches say.
+    pub(super) fn with_cache(
+        &mut self,
+        now: Tick,
+        id: ShardId,
+        change: impl FnOnce(&mut CacheShard, &mut ShardCx<'_>),
+    ) {
         let Some(cache) = self.caches.get_mut(&id) else { return };
         let mut cx = ShardCx {
             free_bytes: 0,
@@ -135,6 +145,9 @@ impl Core {
             out: &mut self.shard_out,
         };
         change(cache, &mut cx);
+        if cache.is_watch_ready() {
+            cache.tell_watches(&mut cx);
+        }
     }
 
     /// The log of a shard of a cache has settled everything below `end`.
@@ -161,6 +174,7 @@ impl Core {
         self.with_cache(now, page.shard, |cache, cx| match page.reader {
             PageReader::Replay(role) => cache.replay_page(role, read, cx),
             PageReader::Value { slot } => cache.value_page(slot, read, cx),
+            PageReader::Watch { watch, until } => cache.watch_page((watch, until), read, cx),
             PageReader::Subscription { .. } | PageReader::Numbers | PageReader::Poll { .. } => {}
         });
     }

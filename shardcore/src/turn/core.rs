@@ -27,6 +27,7 @@ use super::ready::Ready;
 use super::storage::Wanted;
 use super::subscribing::{FeedKey, Sub};
 use super::tenants::Tenants;
+use super::watching::Watching;
 use crate::access::Access;
 use crate::hash::HashState;
 use crate::projection::group::ConnectionId;
@@ -144,6 +145,7 @@ pub struct Core {
     pub(super) feeds: Map<FeedKey, Feed>,
     pub(super) subs: Slab<Sub>,
     pub(super) next_sub: u64,
+    pub(super) watches: Watching,
     pub(super) event_streams: Map<(ConnKey, StreamId), SubToken>,
     pub(super) active: VecDeque<SubToken>,
     pub(super) ready: Ready,
@@ -220,6 +222,7 @@ impl Core {
             feeds: Map::default(),
             subs: Slab::new(),
             next_sub: 0,
+            watches: Watching::default(),
             event_streams: Map::default(),
             active: VecDeque::new(),
             ready: Ready::default(),
@@ -313,6 +316,7 @@ impl Core {
         }
         self.run_store(now);
         self.run_groups(now);
+        self.collect_for_watches(now);
         self.flush_shards(now);
         self.flush_touched(now);
         self.pump_subscriptions(now);
@@ -323,7 +327,11 @@ impl Core {
         }
         self.advance_drain(now);
         let asked = self.store.as_ref().is_some_and(Store::is_asked);
-        asked || !self.ready.is_empty() || !self.active.is_empty() || !self.touched.is_empty()
+        asked
+            || self.watches.is_collecting()
+            || !self.ready.is_empty()
+            || !self.active.is_empty()
+            || !self.touched.is_empty()
     }
 
     /// Datagrams to send.
@@ -444,7 +452,7 @@ impl Core {
         self.windows_bytes -= session.window_bytes;
         let ended: Vec<SubToken> =
             self.subs.iter().filter(|(_, s)| s.conn == conn).map(|(_, s)| s.token).collect();
-        for token in ended {
+        for token in ended.into_iter().chain(self.watches.of(conn)) {
             self.end_subscription(now, token);
         }
         self.cancel_asks(now, conn, None);
@@ -492,6 +500,7 @@ impl Core {
                 }
                 Action::Subscribe(ask) => self.subscribe(now, conn, *ask),
                 Action::Ask(ask) => self.ask(now, conn, *ask),
+                Action::Watch(ask) => self.watch(now, conn, *ask),
                 Action::NeedKeys { tenant, kid } => self.admin_out.push(FromCore::NeedKeys { tenant, kid }),
                 Action::Close { code, reason } => {
                     let reason = Bytes::from_static(reason.as_bytes());
@@ -560,7 +569,7 @@ impl Core {
     }
 
     /// What the numbers that are not counted as things happen should say.
-    fn gauges(&self) -> [(Counter, u64); 6] {
+    fn gauges(&self) -> [(Counter, u64); 7] {
         let refused = self.quic.refused();
         [
             (Counter::ConnectionsRefused, refused.closing + refused.full + refused.per_ip),
@@ -568,6 +577,7 @@ impl Core {
             (Counter::RingBytes, self.rings_bytes as u64),
             (Counter::Shards, self.shards.len() as u64),
             (Counter::Subscriptions, self.subs.len() as u64),
+            (Counter::Watches, self.watches.len() as u64),
             (Counter::AsksWaiting, self.asks.len() as u64),
         ]
     }
@@ -594,6 +604,7 @@ impl Core {
         self.sweep_caches(now);
         self.sweep_groups(now);
         self.sweep_asks(now);
+        self.sweep_watches(now);
         for (gauge, now) in self.gauges() {
             self.counters.set(gauge, now);
         }
@@ -698,6 +709,7 @@ impl Core {
         self.lead_caches(now, caches, |id| routes.route(id.stream).is_some());
         self.reroute_lanes(now);
         self.sweep_asks(now);
+        self.watch_again(now);
     }
 
     /// Bounds of the ring of a shard.

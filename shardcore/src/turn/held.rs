@@ -11,6 +11,11 @@ impl Core {
         self.counters.get(counter)
     }
 
+    /// Bytes that watches hold, at their shards and on their way to their streams.
+    pub fn watch_bytes(&self) -> usize {
+        self.caches.values().map(|cache| cache.watches().1).sum::<usize>() + self.watches.held_bytes()
+    }
+
     /// Whether a log of this core has failed and takes no writes until the next start.
     pub fn has_stopped_log(&self) -> bool {
         self.store.as_ref().is_some_and(|store| store.engines().any(|engine| engine.stopped_logs() > 0))
@@ -39,6 +44,8 @@ impl Core {
             held.extend([
                 ("sessions", self.sessions.len()),
                 ("subscriptions", self.subs.len()),
+                ("watches", self.watches.len()),
+                ("watches of caches", self.caches.values().map(|cache| cache.watches().0).sum()),
                 ("feeds", self.feeds.len()),
                 ("event streams", self.event_streams.len()),
                 ("links", self.shards.values().map(|s| s.links()).sum()),

@@ -17,6 +17,7 @@ mod subscribing;
 pub mod tenants;
 #[cfg(test)]
 mod tests;
+mod watching;
 
 pub use self::disks::CoreStorage;
 pub use self::run::{CoreArgs, CoreStart, run_core};

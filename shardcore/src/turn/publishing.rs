@@ -158,6 +158,9 @@ impl Core {
             ShardInput::Ask { token, ask } => {
                 return self.handle_cache_ask(now, (from, token), (id, generation), ask);
             }
+            ShardInput::Watch { token, ask } => {
+                return self.handle_watch(now, (from, token), (id, generation), ask);
+            }
             ShardInput::Cancel { token } => {
                 return self.cancel_poll(now, Asker { core: from, token }, id);
             }
@@ -172,6 +175,7 @@ impl Core {
                 ShardInput::Pull { .. }
                 | ShardInput::Release { .. }
                 | ShardInput::Unlink
+                | ShardInput::Watch { .. }
                 | ShardInput::Cancel { .. } => return,
             };
             self.shard_out.push((from, FromShard { shard: id, generation, what }));

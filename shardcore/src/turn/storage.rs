@@ -273,7 +273,7 @@ impl Core {
                     PageReader::Replay(LogRole::Groups) | PageReader::Poll { .. } => {
                         self.groups_page(now, page_for, Ok(&batches));
                     }
-                    PageReader::Replay(_) | PageReader::Value { .. } => {
+                    PageReader::Replay(_) | PageReader::Value { .. } | PageReader::Watch { .. } => {
                         self.cache_page(now, page_for, Ok(&batches));
                     }
                 }
@@ -428,7 +428,9 @@ impl Core {
             PageReader::Replay(LogRole::Groups) | PageReader::Poll { .. } => {
                 self.groups_page(now, page_for, Err(&why));
             }
-            PageReader::Replay(_) | PageReader::Value { .. } => self.cache_page(now, page_for, Err(&why)),
+            PageReader::Replay(_) | PageReader::Value { .. } | PageReader::Watch { .. } => {
+                self.cache_page(now, page_for, Err(&why));
+            }
         }
     }
 

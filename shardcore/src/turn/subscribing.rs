@@ -27,7 +27,7 @@ use crate::shard::ring::Page;
 use crate::snapshot::{Owner, ShardId, SlowSubscriber};
 
 /// Bytes written to one subscriber before the next has its turn.
-const WRITE_QUANTUM_BYTES: usize = 1 << 20;
+pub(super) const WRITE_QUANTUM_BYTES: usize = 1 << 20;
 /// Every subscriber's queue may hold this much, whatever the others hold.
 const QUEUE_BYTES_MIN: usize = 256 << 10;
 
@@ -68,7 +68,7 @@ impl Core {
         let place = *ask.place.get();
         let limits = &self.limits;
         let Some(session) = self.sessions.get_mut(&conn) else { return };
-        let over = self.subs.len() >= limits.subscriptions_max as usize
+        let over = self.subs.len() + self.watches.len() >= limits.subscriptions_max as usize
             || session.subscriptions >= limits.subscriptions_per_connection;
         if over {
             let refusal = Refusal::limit("too many subscriptions");
@@ -131,6 +131,7 @@ impl Core {
                 self.confirm(now, token, (start, end, live), logged);
             }
             ShardOutput::PageLost { token, why } => self.page_lost(now, token, why),
+            ShardOutput::Watch { token, told } => self.watch_told(now, token, told),
             ShardOutput::SubscribeRefused { token, too_old, requested, available } => {
                 let reason = if too_old { CursorErrorReason::TooOld } else { CursorErrorReason::InFuture };
                 let answer = SubscribeCursorError { reason, requested, available };
@@ -157,8 +158,11 @@ impl Core {
         }
     }
 
-    /// Ends a subscription without a word: its stream or connection is gone.
+    /// Ends a subscription or a watch without a word: its stream or connection is gone.
     pub(super) fn end_subscription(&mut self, now: Tick, token: SubToken) {
+        if token.is_watch() {
+            return self.end_watch(now, token);
+        }
         let Some(sub) = self.remove_sub(token) else { return };
         let key = (sub.shard, sub.generation);
         let Some(feed) = self.feeds.get_mut(&key) else { return };
@@ -184,6 +188,7 @@ impl Core {
 
     /// The identity's tokens have run out: its event streams end where the client can go on with a new one.
     pub(super) fn expire_subscriptions(&mut self, now: Tick, conn: ConnKey, identity: usize) {
+        self.expire_watches(now, conn, identity);
         let of_identity = |s: &Sub| s.conn == conn && s.identity == identity;
         let tokens: Vec<SubToken> =
             self.subs.iter().filter(|(_, s)| of_identity(s)).map(|(_, s)| s.token).collect();
@@ -366,6 +371,9 @@ impl Core {
     }
 
     fn pump_subscription(&mut self, now: Tick, token: SubToken) {
+        if token.is_watch() {
+            return self.pump_watch(now, token);
+        }
         let mut written = 0;
         loop {
             let Some(sub) = self.subs.get_mut((token.0 & 0xf_ffff) as usize).filter(|s| s.token == token)
@@ -501,7 +509,7 @@ impl Sub {
     }
 }
 
-fn encode(message: &Message<'_>) -> Bytes {
+pub(super) fn encode(message: &Message<'_>) -> Bytes {
     let mut out = BytesMut::new();
     message.encode_frame(&mut out);
     out.freeze()

@@ -3,6 +3,7 @@
 mod caches;
 mod confirm;
 mod groups;
+mod watches;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
