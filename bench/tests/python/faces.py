@@ -81,9 +81,28 @@ class AsyncFace:
     def subscribe_sharded(self, *arguments, **options):
         return AsyncSubscription(_LOOP.run(lambda: self._inner.subscribe_sharded(*arguments, **options)))
 
+    def watch_cache(self, *arguments, **options):
+        return AsyncWatch(_LOOP.run(lambda: self._inner.watch_cache(*arguments, **options)))
+
     def __getattr__(self, call):
         method = getattr(self._inner, call)
         return lambda *arguments, **options: _LOOP.run(lambda: method(*arguments, **options))
+
+
+class AsyncWatch:
+    """A cache watch of the asyncio client, called like the other one."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def recv(self, timeout=None):
+        return _LOOP.run(lambda: self._inner.recv(timeout))
+
+    def close(self):
+        return _LOOP.run(self._inner.close)
 
 
 class AsyncSubscription:
