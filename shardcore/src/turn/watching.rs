@@ -34,7 +34,7 @@ const WATCHED_BYTES_MAX: usize = 64 << 20;
 const QUEUE_BYTES_MIN: usize = 8 << 10;
 const PULL_BYTES_MIN: usize = 4 << 10;
 /// And those of every shard together.
-const SHARD_BYTES_MIN: usize = 16 << 20;
+const SHARD_BYTES_MIN: usize = 4 << 20;
 /// Part of the core's memory for the queues of subscribers that its shards may have for watches, and its streams too.
 const QUEUES_PART: usize = 4;
 /// Code of a reset of an event stream that did not keep up, when its last frame cannot say so.
