@@ -11,6 +11,9 @@ use crate::shard::mail::Ending;
 
 const ALL: &[u8] = b"";
 
+/// Offset, key and length of the value of an event; without a value it is a delete.
+type Shown = (u64, String, Option<usize>);
+
 fn to_watch(world: &mut World, token: u64, ask: WatchAsk) {
     let what = ShardInput::Watch { token: SubToken(token), ask };
     let to = ToShard { shard: CACHE, generation: Generation(1), what };
@@ -50,7 +53,7 @@ fn watch(world: &mut World, token: u64, prefix: &[u8], from: WatchFrom) -> Start
 }
 
 /// Pulls until nothing comes for a while: offsets, keys and values, and the end if there was one.
-fn events(world: &mut World, token: u64) -> (Vec<(u64, String, Option<usize>)>, Option<WatchEnd>) {
+fn events(world: &mut World, token: u64) -> (Vec<Shown>, Option<WatchEnd>) {
     let (mut found, mut end) = (Vec::new(), None);
     pull(world, token);
     loop {
@@ -130,7 +133,7 @@ fn a_watch_is_told_what_is_settled_and_nothing_before() {
     assert_eq!(held(&world), (0, 0));
 }
 
-fn events_of(world: &mut World, token: u64) -> Vec<(u64, String, Option<usize>)> {
+fn events_of(world: &mut World, token: u64) -> Vec<Shown> {
     let (events, end) = events(world, token);
     assert_eq!(end, None);
     events
