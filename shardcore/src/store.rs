@@ -96,6 +96,10 @@ pub enum PageReader {
     Value { slot: usize },
     /// A poll of a consumer group.
     Poll { slot: usize },
+    /// A request about the records of a shard.
+    Asked { slot: usize },
+    /// The state that commits have put, which is made again from the log.
+    State,
 }
 
 struct PageWanted {

@@ -26,8 +26,6 @@ def full_token(broker):
 CALLS = {
     "watch_cache": lambda c, s: c.watch_cache(*S, "c", felix.CacheWatchFilter.key("k")),
     "watch_cache of a prefix": lambda c, s: c.watch_cache(*S, "c", felix.CacheWatchFilter.prefix(""), retained=True),
-    "commit": lambda c, s: c.commit(*S, b"e", [felix.CommitOp.publish(s, b"x"), felix.CommitOp.put(s, "k", b"v")]),
-    "state_get": lambda c, s: c.state_get(*S, s, b"e", "k"),
 }
 
 

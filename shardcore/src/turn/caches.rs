@@ -161,7 +161,11 @@ impl Core {
         self.with_cache(now, page.shard, |cache, cx| match page.reader {
             PageReader::Replay(role) => cache.replay_page(role, read, cx),
             PageReader::Value { slot } => cache.value_page(slot, read, cx),
-            PageReader::Subscription { .. } | PageReader::Numbers | PageReader::Poll { .. } => {}
+            PageReader::Subscription { .. }
+            | PageReader::Numbers
+            | PageReader::Poll { .. }
+            | PageReader::Asked { .. }
+            | PageReader::State => {}
         });
     }
 
