@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use aws_lc_rs::digest::{SHA256, digest};
-use felix_wire::control::{Action, Audience, Claims, Grants, ObjectKind, TOKEN_ISSUER};
+use felix_wire::control::{Action, Audience, Claims, Grants, Object, ObjectKind, TOKEN_ISSUER};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 
 use crate::snapshot::Keys;
@@ -177,6 +177,22 @@ impl Principal {
         let (tenant, namespace, stream) = name;
         let allowed = self.grants.allows_group(action, tenant, namespace, stream, group);
         if tenant == &*self.tenant && allowed { Ok(Granted(what)) } else { Err(Forbidden) }
+    }
+
+    /// May it look into the shards of a stream or cache? Whoever manages it, or may see the cluster, in its own tenant.
+    pub fn inspects<T>(
+        &self,
+        name: (&str, &str, &str),
+        is_cache: bool,
+        what: T,
+    ) -> Result<Granted<T>, Forbidden> {
+        let (tenant, namespace, name) = name;
+        let manages = match is_cache {
+            true => self.grants.allows_cache(Action::CacheManage, tenant, namespace, name),
+            false => self.grants.allows_stream(Action::StreamManage, tenant, namespace, name),
+        };
+        let seen = manages || self.grants.allows(Action::NodeView, Object::Cluster);
+        if tenant == &*self.tenant && seen { Ok(Granted(what)) } else { Err(Forbidden) }
     }
 
     /// May it see how wide a cache is? Any right on caches of the tenant will do, since one may be on some keys only.

@@ -99,6 +99,10 @@ pub enum PageReader {
     Poll { slot: usize },
     /// A watch of a cache, up to `until`.
     Watch { watch: WatchId, until: Offset },
+    /// A request about the records of a shard.
+    Asked { slot: usize },
+    /// The state that commits have put, which is made again from the log.
+    State,
 }
 
 struct PageWanted {

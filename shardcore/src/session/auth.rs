@@ -44,6 +44,7 @@ pub const SERVER_FEATURES: Features = Features::TOPOLOGY
     .union(Features::SEQUENCE_REUSED)
     .union(Features::PUBLISH_WIDTH)
     .union(Features::EXPLICIT_SHARD)
+    .union(Features::INSPECT)
     .union(Features::CORE_HINTS)
     .union(Features::POSITIONS)
     .union(Features::ORDERED_ANSWERS)
@@ -55,7 +56,11 @@ const LOGGED: Features = Features::CONSUMER_GROUP
     .union(Features::GROUP_CONSUMER)
     .union(Features::GROUP_SKIPPED)
     .union(Features::GROUP_ADMIN)
-    .union(Features::GROUP_CLAIM_CONTROL);
+    .union(Features::GROUP_CLAIM_CONTROL)
+    .union(Features::ATOMIC_COMMIT)
+    .union(Features::PUBLISH_CONDITIONAL)
+    .union(Features::STREAM_READ)
+    .union(Features::RECORD_TIMESTAMPS);
 
 /// Bits only our own clients know; not announced to others.
 const PRIVATE: Features = Features::CORE_HINTS

@@ -16,6 +16,7 @@ use felix_wire::features::Features;
 use felix_wire::id::{Offset, RequestId};
 
 use super::group::{RecordTold, group_answer, write_polled};
+use super::log::{LogAnswer, write_log_answer, write_log_refusal};
 use super::refusal::Refusal;
 use super::stream::Stream;
 use super::{Action, AskAction, Cx, write_error};
@@ -53,6 +54,7 @@ pub enum Answering {
     Group {
         request_id: RequestId,
     },
+    Log(LogAnswer),
 }
 
 impl Answering {
@@ -188,6 +190,9 @@ fn write_refusal(answering: &Answering, refusal: &Refusal, codes: bool, out: &mu
         Message::PublishRefused(refused).encode_frame(out);
         return;
     }
+    if let Answering::Log(told) = answering {
+        return write_log_refusal(*told, refusal, codes, out);
+    }
     refusal.to_message(codes).encode_frame(out);
 }
 
@@ -220,6 +225,7 @@ pub fn write_answer(answering: &Answering, reply: &Reply, codes: bool, out: &mut
         (Answering::Polled { request_id, told }, Reply::Polled(records)) => {
             return write_polled(records, (*request_id, *told), out);
         }
+        (Answering::Log(told), reply) if write_log_answer(*told, reply, out) => return,
         (Answering::Group { request_id }, reply) if group_answer(reply, *request_id).is_some() => {
             let Some(message) = group_answer(reply, *request_id) else { return };
             message

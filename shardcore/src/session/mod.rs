@@ -10,6 +10,8 @@ mod auth;
 pub mod cache;
 mod frames;
 mod group;
+mod inspect;
+mod log;
 mod publish;
 pub mod refusal;
 mod request;
@@ -26,7 +28,7 @@ use felix_runtime::clock::Tick;
 use felix_runtime::quic::{ConnKey, Dir, Quic, ReadOutcome, StreamId, VarInt};
 use felix_wire::client::{Message, NotLeader, Records};
 use felix_wire::frame::FrameReader;
-use felix_wire::id::{CoreId, Generation, ProducerId, Sequence};
+use felix_wire::id::{CoreId, Generation, ProducerId, RequestId, Sequence};
 
 use crate::access::{Access, Granted, Principal};
 use crate::hash::HashState;
@@ -39,6 +41,7 @@ use crate::shard::ask::{Ask, Reply};
 use crate::shard::mail::Start;
 use crate::snapshot::{CoreLimits, Keys, Routes, StreamRoute};
 use crate::turn::counters::{CoreCounters, Counter};
+use crate::turn::listing::ListQuery;
 use crate::turn::tenants::{TenantSlot, Tenants};
 use acks::{AckSlot, Outcome};
 use answers::AnswerSlot;
@@ -112,6 +115,8 @@ pub enum Action {
     },
     /// Answered with `Session::answer_ask`.
     Ask(Box<AskAction>),
+    /// Answered with `Session::answer_list`.
+    List(Box<ListAction>),
     /// Answered with `Session::answer`; counted in `Stream::awaiting` until then.
     Subscribe(Box<SubscribeAction>),
     /// Answered with `Session::answer`, as a subscription is.
@@ -130,6 +135,15 @@ pub struct AskAction {
     pub slot: AnswerSlot,
     pub ask: Ask,
     pub answering: Answering,
+}
+
+/// A question about the subscriptions of all cores.
+#[derive(Debug)]
+pub struct ListAction {
+    pub stream: StreamId,
+    pub slot: AnswerSlot,
+    pub request_id: RequestId,
+    pub query: ListQuery,
 }
 
 /// A granted subscription.

@@ -111,6 +111,7 @@ impl Refusal {
             AskRefused::NotWritten(why) => Refusal::not_written(*why),
             AskRefused::Unknown(why) => Refusal::outcome_unknown(*why),
             AskRefused::Unreadable => Refusal::unreadable(),
+            AskRefused::Damaged { from, next } => Refusal::damaged(*from, *next),
             AskRefused::Broken(why) => Refusal::no_log(why),
             AskRefused::Group(why) => Refusal::of_group(*why),
         }

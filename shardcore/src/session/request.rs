@@ -17,6 +17,8 @@ use felix_wire::routing::KeyMapping;
 
 use super::cache::{cache_request, cache_shards};
 use super::group::group_request;
+use super::inspect::{shard_inspect, subscriptions_list};
+use super::log::log_request;
 use super::publish::Incoming;
 use super::refusal::Refusal;
 use super::stream::Stream;
@@ -93,6 +95,8 @@ impl Session {
             | Message::StreamShards(_)
             | Message::ShardOwners(_)
             | Message::CacheShards(_)
+            | Message::ShardInspect(_)
+            | Message::SubscriptionsList(_)
             | Message::ProducerInit(_)
                 if !stream.can_answer() => {}
             Message::ProducerInit(m) => {
@@ -113,6 +117,9 @@ impl Session {
             Message::Extension(m) => unsupported(stream, "extension", Some(&m.name), m.request_id),
             other if cache_request(stream, &principal, &other, cx) => {}
             other if group_request(stream, (&principal, number), &other, cx) => {}
+            Message::ShardInspect(m) => shard_inspect(stream, &principal, &m, cx),
+            Message::SubscriptionsList(m) => subscriptions_list(stream, &principal, &m, cx),
+            other if log_request(stream, &principal, &other, cx) => {}
             other => write_error(stream, &Refusal::not_served(other.type_name())),
         }
     }

@@ -1,6 +1,7 @@
 //! Sessions of a core as a client that writes raw frames sees them, in virtual time.
 
 mod caches;
+mod logs;
 mod watches;
 
 use std::collections::BTreeMap;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use felix_runtime::clock::Tick;
+use felix_wire::client::Records;
 use felix_wire::id::{CoreId, Offset, ProducerId, Sequence};
 
 use super::mail::{Doubt, NotWritten};
@@ -57,6 +58,40 @@ pub enum Ask {
         key: Bytes,
     },
     Group(Box<GroupAsk>),
+    Stream(Box<StreamAsk>),
+}
+
+/// A request about the records of a durable shard that is no plain publish and no subscription.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StreamAsk {
+    /// An atomic commit.
+    Commit {
+        /// As the log is to hold it.
+        record: Bytes,
+        /// The next offset that there has to be.
+        expected: Option<Offset>,
+        /// One with a number is made once, however often it comes.
+        number: Option<(ProducerId, Sequence)>,
+    },
+    /// A publish when the next offset is `expected`.
+    PublishIf { records: Records, expected: Offset },
+    /// A key of the state that commits have put.
+    State { key: Bytes },
+    /// Records from `from` on, in front of `end`.
+    Read { from: Offset, end: Option<Offset>, records_max: usize, bytes_max: usize },
+    /// The first record that was appended then or later; milliseconds since 1970.
+    TimeOf { at_ms: u64 },
+    /// Where the records begin and end.
+    Ends,
+}
+
+/// A record that was read from the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadRecord {
+    pub offset: Offset,
+    pub payload: Bytes,
+    /// Milliseconds since 1970.
+    pub timestamp_ms: u64,
 }
 
 /// A request about a consumer group.
@@ -122,7 +157,7 @@ pub struct PolledRecord {
 impl Ask {
     /// Whether it is about something of a stream, and not of a cache.
     pub fn is_of_stream(&self) -> bool {
-        matches!(self, Ask::Group(_))
+        matches!(self, Ask::Group(_) | Ask::Stream(_))
     }
 
     /// Bytes it holds.
@@ -140,8 +175,21 @@ impl Ask {
                 };
                 ask.group.len() + member
             }
+            Ask::Stream(ask) => ask.held_bytes(),
         };
         held + ASK_OVERHEAD_BYTES
+    }
+}
+
+impl StreamAsk {
+    /// Bytes it holds.
+    pub fn held_bytes(&self) -> usize {
+        match self {
+            StreamAsk::Commit { record, .. } => record.len(),
+            StreamAsk::PublishIf { records, .. } => records.encoded_len(),
+            StreamAsk::State { key } => key.len(),
+            StreamAsk::Read { .. } | StreamAsk::TimeOf { .. } | StreamAsk::Ends => 0,
+        }
     }
 }
 
@@ -173,6 +221,36 @@ pub enum Reply {
     },
     Group(GroupInfo),
     Existed(bool),
+    /// Written, from this offset on.
+    Placed(Offset),
+    /// The next offset was another one; nothing was written.
+    OffsetMismatch {
+        tail: Offset,
+    },
+    /// A key of the state. `as_of`: the last commit that the answer reflects.
+    State {
+        value: Option<Bytes>,
+        version: Option<Offset>,
+        as_of: Option<Offset>,
+    },
+    /// A page of the log, and where the next one begins.
+    Records {
+        records: Vec<ReadRecord>,
+        next: Offset,
+    },
+    /// Where a time begins, if anything was appended then or later.
+    TimeOf(Option<Offset>),
+    /// The offset asked for is below what is held (`available` is the oldest) or above (`available` is the end).
+    Cursor {
+        too_old: bool,
+        requested: Offset,
+        available: Offset,
+    },
+    /// Where the records begin and end.
+    Ends {
+        start: Offset,
+        end: Offset,
+    },
     Refused(AskRefused),
 }
 
@@ -184,6 +262,8 @@ impl Reply {
             Reply::Value { value: Some(value), version: Some(_) } => Some(value.len()),
             // Its records come again when their claims lapse.
             Reply::Polled(records) => Some(records.iter().map(|record| record.payload.len()).sum()),
+            Reply::State { value, .. } => value.as_ref().map(Bytes::len),
+            Reply::Records { records, .. } => Some(records.iter().map(|record| record.payload.len()).sum()),
             _ => None,
         }
     }
@@ -203,6 +283,11 @@ pub enum AskRefused {
     Unknown(Doubt),
     /// What the answer needs cannot be read from the log.
     Unreadable,
+    /// What the answer needs is damaged in the log, between these offsets.
+    Damaged {
+        from: Offset,
+        next: Offset,
+    },
     /// The log says what cannot be, and nothing of the shard is served.
     Broken(Arc<str>),
     Group(GroupRefused),

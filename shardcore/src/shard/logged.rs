@@ -13,9 +13,11 @@ use felix_logstore::log::{AppendMeta, ClaimError};
 use felix_logstore::record::{Batch, BatchKind, Record};
 use felix_runtime::clock::Tick;
 use felix_wire::client::{Records, RecordsBuilder};
-use felix_wire::id::{CoreId, Generation, Offset};
+use felix_wire::id::{CoreId, Generation, Offset, ProducerId, Sequence};
 
-use super::mail::{Job, JobToken, NotWritten};
+use super::claimer::Claimer;
+use super::journal::NoClaim;
+use super::mail::NotWritten;
 use super::ring::{Page, Slot};
 use crate::projection::commit::record::event_of;
 use crate::store::{LogAt, Store};
@@ -24,9 +26,12 @@ use crate::store::{LogAt, Store};
 #[derive(Debug)]
 pub struct Claimed {
     pub to: CoreId,
-    pub token: JobToken,
+    pub claimer: Claimer,
     pub base: Offset,
+    /// What readers see.
     pub records: Records,
+    /// The record of a commit, of which `records` has the event.
+    pub commit: Option<Bytes>,
     since: Tick,
     /// It was answered "not known": what becomes of it nobody waits for.
     pub given_up: bool,
@@ -37,18 +42,20 @@ impl Claimed {
     pub fn end(&self) -> Offset {
         Offset(self.base.0 + u64::from(self.records.count()))
     }
+
+    /// Bytes it holds.
+    fn bytes(&self) -> usize {
+        self.records.encoded_len() + self.commit.as_ref().map_or(0, Bytes::len)
+    }
 }
 
-/// What came of a publish.
-#[derive(Debug)]
-pub enum Taken {
-    /// Claimed from this offset on; it is answered when it is settled.
-    Claimed(Offset),
-    /// No room for the moment; the log says when there is.
-    Full(Job),
-    /// The log is not here any more.
-    Gone(Job),
-    Refused(JobToken, NotWritten),
+/// What is to be written as one batch.
+#[derive(Debug, Clone)]
+pub struct Write {
+    pub records: Records,
+    /// The record of a commit, of which `records` has the event: it is what is written.
+    pub commit: Option<Bytes>,
+    pub producer: Option<(ProducerId, Sequence)>,
 }
 
 /// See the module.
@@ -100,59 +107,86 @@ impl Logged {
         if end == self.gap.1 { self.gap.0 } else { end }
     }
 
-    /// Claims offsets for a batch and appends it to the log.
-    pub fn publish(
+    /// Claims offsets for a batch and appends it to the log. Gives the first offset; it is answered when it is settled.
+    ///
+    /// # Errors
+    /// Nothing was claimed, and the batch is given back.
+    pub fn write(
         &mut self,
         store: &mut Store,
-        (from, job): (CoreId, Job),
-        (generation, unix_ms, now): (Generation, u64, Tick),
-    ) -> Taken {
-        let token = job.token;
+        (to, claimer): (CoreId, Claimer),
+        write: Write,
+        (generation, unix_ms, since): (Generation, u64, Tick),
+    ) -> Result<Offset, (NoClaim, Write)> {
         if self.stopped {
-            return Taken::Refused(token, NotWritten::Stopped);
+            return Err((NoClaim::Refused(NotWritten::Stopped), write));
         }
-        let (at, records) = (self.at, &job.records);
-        let (Some(engine), Some(count)) = (store.engine(at), NonZeroU32::new(records.count())) else {
-            return Taken::Gone(job);
+        let at = self.at;
+        let (Some(engine), Some(count)) = (store.engine(at), NonZeroU32::new(write.records.count())) else {
+            return Err((NoClaim::Gone, write));
         };
-        let claim = match engine.claim(at.log, BatchKind::Data, count, records.payload_bytes()) {
+        let (kind, bytes) = match &write.commit {
+            Some(commit) => (BatchKind::Commit, commit.len()),
+            None => (BatchKind::Data, write.records.payload_bytes()),
+        };
+        let claim = match engine.claim(at.log, kind, count, bytes) {
             Ok(claim) => claim,
-            Err(ClaimError::NoRoom) => {
-                self.full = true;
-                return Taken::Full(job);
+            Err(why) => {
+                let why = match why {
+                    ClaimError::NoRoom => {
+                        self.full = true;
+                        NoClaim::Full
+                    }
+                    ClaimError::Unknown => NoClaim::Gone,
+                    ClaimError::NoSpace => NoClaim::Refused(store.why_no_space(at.volume)),
+                    ClaimError::Stopped(_) => NoClaim::Refused(NotWritten::Stopped),
+                    ClaimError::TooLarge => NoClaim::Refused(NotWritten::TooLarge),
+                };
+                return Err((why, write));
             }
-            Err(ClaimError::Unknown) => return Taken::Gone(job),
-            Err(ClaimError::NoSpace) => return Taken::Refused(token, store.why_no_space(at.volume)),
-            Err(ClaimError::Stopped(_)) => return Taken::Refused(token, NotWritten::Stopped),
-            Err(ClaimError::TooLarge) => return Taken::Refused(token, NotWritten::TooLarge),
         };
         let base = claim.base();
-        let meta = AppendMeta { generation, timestamp_ms: unix_ms, producer: job.producer };
-        let batch = engine.append(at.log, claim, meta, records.iter().map(|payload| (unix_ms, payload)));
+        let Write { records, commit, producer } = write;
+        let meta = AppendMeta { generation, timestamp_ms: unix_ms, producer };
+        let batch = match &commit {
+            Some(commit) => engine.append(at.log, claim, meta, std::iter::once((unix_ms, commit.as_ref()))),
+            None => engine.append(at.log, claim, meta, records.iter().map(|payload| (unix_ms, payload))),
+        };
         assert!(batch.is_some(), "a log that gave a claim is there for its append");
-        let records = job.records;
-        store.note_batch(records.encoded_len());
-        self.claimed_bytes += records.encoded_len();
-        let (to, since, given_up) = (from, now, false);
-        self.claimed.push_back(Claimed { to, token, base, records, since, given_up });
-        Taken::Claimed(base)
+        let given_up = false;
+        let claimed = Claimed { to, claimer, base, records, commit, since, given_up };
+        store.note_batch(claimed.bytes());
+        self.claimed_bytes += claimed.bytes();
+        self.claimed.push_back(claimed);
+        Ok(base)
+    }
+
+    /// Whether the log takes nothing until the next start.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// The offset that the next record gets.
+    pub fn next(&self, store: &Store) -> Offset {
+        let next = |log: &felix_logstore::log::Log| log.skips_to().unwrap_or(log.claimed_end());
+        store.log(self.at).map_or(Offset(0), next)
     }
 
     /// The next batch that lies below `end`, which is settled.
     pub fn pop_settled(&mut self, end: Offset) -> Option<Claimed> {
         let settled = self.claimed.front().is_some_and(|claimed| claimed.end() <= end);
         let claimed = settled.then(|| self.claimed.pop_front()).flatten()?;
-        self.claimed_bytes -= claimed.records.encoded_len();
+        self.claimed_bytes -= claimed.bytes();
         Some(claimed)
     }
 
     /// What has been claimed for at least `wait` and is not settled: whoever sent it is to be told that its outcome is not known.
     /// It stays claimed, and is settled when the disk answers.
-    pub fn give_up(&mut self, now: Tick, wait: Duration) -> impl Iterator<Item = (CoreId, JobToken)> {
+    pub fn give_up(&mut self, now: Tick, wait: Duration) -> impl Iterator<Item = (CoreId, Claimer)> {
         let late = self.claimed.iter_mut().take_while(move |claimed| claimed.since + wait <= now);
         late.filter(|claimed| !claimed.given_up).map(|claimed| {
             claimed.given_up = true;
-            (claimed.to, claimed.token)
+            (claimed.to, claimed.claimer)
         })
     }
 

@@ -6,7 +6,9 @@
 //! Not here: which core asks for what (`turn`), subscribers (`projection::stream`).
 
 pub mod ask;
+mod asked;
 pub mod cache;
+mod claimer;
 pub mod group;
 pub mod journal;
 pub mod logged;
@@ -27,13 +29,16 @@ use smallvec::SmallVec;
 use crate::projection::producer::{Numbered, OwnIds};
 use crate::snapshot::ShardId;
 use crate::store::{LogAt, PageFor, PageReader, Store};
+use asked::Asked;
+use claimer::Claimer;
 use group::RecordsAt;
-use logged::{Logged, Taken};
+use journal::NoClaim;
+use logged::{Logged, Write};
 use mail::{
-    Bounce, Doubt, Ending, FromShard, Job, JobToken, LanePos, NotWritten, PageLoss, Reader, ShardInput,
-    ShardOutput, Start, SubToken,
+    Bounce, Doubt, Ending, FromShard, Job, LanePos, NotWritten, PageLoss, Reader, ShardInput, ShardOutput,
+    Start, SubToken,
 };
-use numbers::{Numbering, Numbers};
+use numbers::{Content, Numbering, Numbers, Sent};
 use ring::{Page, Ring, RingLimits, SLOT_OVERHEAD_BYTES};
 
 /// Bytes of a log read at once for the sake of its producers.
@@ -101,6 +106,8 @@ pub struct Shard {
     /// The shard of a durable stream; its ring holds the newest of what was settled while somebody reads.
     logged: Option<Logged>,
     numbers: Numbers,
+    /// Requests about its records, once there was one.
+    asked: Option<Box<Asked>>,
 }
 
 impl Shard {
@@ -108,7 +115,16 @@ impl Shard {
     pub fn open(id: ShardId, generation: Generation, limits: RingLimits) -> Shard {
         let ring = Ring::new(Offset(0), limits);
         let (links, senders) = (SmallVec::new(), SmallVec::new());
-        Shard { id, generation, ring, links, senders, logged: None, numbers: Numbers::in_memory() }
+        Shard {
+            id,
+            generation,
+            ring,
+            links,
+            senders,
+            logged: None,
+            numbers: Numbers::in_memory(),
+            asked: None,
+        }
     }
 
     /// The shard of a durable stream. None while something of its log is in flight.
@@ -131,6 +147,7 @@ impl Shard {
             senders,
             logged: Some(logged),
             numbers: Numbers::in_log(found_end, own_ids),
+            asked: None,
         })
     }
 
@@ -208,8 +225,9 @@ impl Shard {
     /// Decides a numbered publish.
     fn check_number(&mut self, from: CoreId, job: &Job, cx: &mut ShardCx<'_>) -> Checked {
         let held = (self.start(cx.store.as_deref()), self.ring.end());
-        let token = job.token;
-        let what = match self.numbers.check((from, cx.now), job, held) {
+        let claimer = Claimer::Publish(job.token);
+        let sent = Sent { claimer, producer: job.producer, content: Content::Records(&job.records) };
+        let what = match self.numbers.check((from, cx.now), sent, held) {
             Numbering::Append(numbered) => return Checked::Append(numbered),
             Numbering::Read(start, end) => {
                 self.read_numbers(start, end, cx);
@@ -222,8 +240,8 @@ impl Shard {
                 return Checked::Wait;
             }
             Numbering::WithFirst => return Checked::Answered,
-            Numbering::Settled(base) => ShardOutput::Published { token, base, logged: self.logged.is_some() },
-            Numbering::Refused(why) => ShardOutput::Refused { token, why },
+            Numbering::Settled(base) => claimer.written(base, self.logged.is_some()),
+            Numbering::Refused(why) => claimer.refused(why),
         };
         self.send(from, what, cx.out);
         Checked::Answered
@@ -252,17 +270,25 @@ impl Shard {
             self.bounce(from, job, cx.out);
             return None;
         };
-        let what = match logged.publish(store, (from, job), (self.generation, cx.unix_ms, cx.now)) {
-            Taken::Claimed(base) => return Some(base),
-            Taken::Full(job) => {
+        let Job { token, records, producer } = job;
+        let claimer = Claimer::Publish(token);
+        let write = Write { records, commit: None, producer };
+        let when = (self.generation, cx.unix_ms, cx.now);
+        let (why, write) = match logged.write(store, (from, claimer), write, when) {
+            Ok(base) => return Some(base),
+            Err(not) => not,
+        };
+        let job = Job { token, records: write.records, producer };
+        let what = match why {
+            NoClaim::Full => {
                 self.bounce(from, job, cx.out);
                 return None;
             }
-            Taken::Gone(job) => {
+            NoClaim::Gone => {
                 sender_of(&mut self.senders, from).next = None;
                 ShardOutput::Bounced { job, why: Bounce::Moved }
             }
-            Taken::Refused(token, why) => ShardOutput::Refused { token, why },
+            NoClaim::Refused(why) => claimer.refused(why),
         };
         self.send(from, what, cx.out);
         None
@@ -283,7 +309,7 @@ impl Shard {
         let next = batches.last().map_or(Offset(u64::MAX), |batch| batch.head().end());
         match self.numbers.take_page(batches, next) {
             Some((from, until)) => self.read_numbers(from, until, cx),
-            None => self.log_has_room(),
+            None => self.log_has_room(cx),
         }
     }
 
@@ -292,15 +318,15 @@ impl Shard {
         match why {
             PageLoss::TooOld(start) => match self.numbers.lost_until(start) {
                 Some((from, until)) => self.read_numbers(from, until, cx),
-                None => self.log_has_room(),
+                None => self.log_has_room(cx),
             },
             PageLoss::Damaged { next, .. } => match self.numbers.damaged_until(next) {
                 Some((from, until)) => self.read_numbers(from, until, cx),
-                None => self.log_has_room(),
+                None => self.log_has_room(cx),
             },
             PageLoss::Unreadable => {
                 self.numbers.reading_failed(cx.now);
-                self.log_has_room();
+                self.log_has_room(cx);
             }
         }
     }
@@ -308,6 +334,9 @@ impl Shard {
     /// Retention moved the start of its log.
     pub fn log_start_moved(&mut self, start: Offset) {
         self.numbers.forget_below(start);
+        if let Some(asked) = &mut self.asked {
+            asked.log_starts(start);
+        }
     }
 
     /// The first offset that can be read.
@@ -345,46 +374,53 @@ impl Shard {
                 let appended = self.ring.append(claim, claimed.records, Offset(u64::MAX));
                 assert_eq!(appended.base(), claimed.base, "the ring goes on where the log does");
             }
+            if let Some((commit, asked)) = claimed.commit.as_ref().zip(self.asked.as_mut()) {
+                asked.committed(commit, claimed.base);
+            }
             if claimed.given_up {
                 continue;
             }
-            let what = ShardOutput::Published { token: claimed.token, base: claimed.base, logged: true };
+            let what = claimed.claimer.written(claimed.base, true);
             let answer = FromShard { shard: self.id, generation: self.generation, what };
             cx.out.push((claimed.to, answer));
         }
-        for (to, token, base) in self.numbers.settled(end) {
-            self.send(to, ShardOutput::Published { token, base, logged: true }, cx.out);
+        for (to, claimer, base) in self.numbers.settled(end) {
+            self.send(to, claimer.written(base, true), cx.out);
         }
+        self.tell_mismatched(cx);
     }
 
-    /// Its log has room again.
-    pub fn log_has_room(&mut self) {
+    /// Its log has room again. Afterwards `flush` must run.
+    pub fn log_has_room(&mut self, cx: &mut ShardCx<'_>) {
         if let Some(logged) = &mut self.logged {
             logged.full = false;
         }
+        self.ask_parked(cx);
     }
 
     /// Its log takes no more: what is claimed is answered "not known".
     pub fn log_stopped(&mut self, out: &mut Outputs) {
-        self.end_claims(|token| ShardOutput::Unknown { token, why: Doubt::LogFailed }, out);
+        self.end_claims(|claimer| claimer.unknown(Doubt::LogFailed), out);
+        self.refuse_waiting(NotWritten::Stopped, out);
     }
 
     /// What the disk has not confirmed for `wait` is answered "not known"; it is settled when the disk answers.
     pub fn give_up_late(&mut self, now: Tick, wait: Duration, out: &mut Outputs) {
         let (shard, generation) = (self.id, self.generation);
         let claims = self.logged.iter_mut().flat_map(|logged| logged.give_up(now, wait));
-        for (to, token) in claims.chain(self.numbers.give_up(now, wait)) {
-            let what = ShardOutput::Unknown { token, why: Doubt::Unconfirmed };
+        for (to, claimer) in claims.chain(self.numbers.give_up(now, wait)) {
+            let what = claimer.unknown(Doubt::Unconfirmed);
             out.push((to, FromShard { shard, generation, what }));
         }
     }
 
     /// Nothing that is claimed will be settled: it is answered with `answer`.
-    fn end_claims(&mut self, answer: impl Fn(JobToken) -> ShardOutput, out: &mut Outputs) {
+    fn end_claims(&mut self, answer: impl Fn(Claimer) -> ShardOutput, out: &mut Outputs) {
         let (shard, generation) = (self.id, self.generation);
-        let claims = self.logged.iter_mut().flat_map(Logged::stop).map(|claimed| (claimed.to, claimed.token));
-        for (to, token) in claims.chain(self.numbers.stop()) {
-            out.push((to, FromShard { shard, generation, what: answer(token) }));
+        let claims =
+            self.logged.iter_mut().flat_map(Logged::stop).map(|claimed| (claimed.to, claimed.claimer));
+        for (to, claimer) in claims.chain(self.numbers.stop()) {
+            out.push((to, FromShard { shard, generation, what: answer(claimer) }));
         }
     }
 
@@ -408,7 +444,7 @@ impl Shard {
                 }
             }
             ShardInput::Unlink => self.links.retain(|l| l.core != from),
-            // Nothing is kept beside the records of a stream.
+            // It is handed on by the core (`Shard::ask`).
             ShardInput::Ask { token, ask } => self.send(from, ShardOutput::AskBack { token, ask }, cx.out),
             ShardInput::Cancel { .. } | ShardInput::Watch { .. } => {}
         }
@@ -459,11 +495,12 @@ impl Shard {
     /// Ends every subscription, after what the linked cores were not sent when the shard only moves. It is dropped
     /// afterwards.
     pub fn close(&mut self, why: Ending, out: &mut Outputs) {
-        let answer = |token| match why {
-            Ending::Deleted => ShardOutput::Refused { token, why: NotWritten::Deleted },
-            Ending::Moved => ShardOutput::Unknown { token, why: Doubt::Moved },
+        let answer = |claimer: Claimer| match why {
+            Ending::Deleted => claimer.refused(NotWritten::Deleted),
+            Ending::Moved => claimer.unknown(Doubt::Moved),
         };
         self.end_claims(answer, out);
+        self.end_asked(why, out);
         for link in std::mem::take(&mut self.links) {
             let rest = match why {
                 // What a log holds is read from there.

@@ -8,12 +8,15 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use bytes::Bytes;
 use felix_logstore::record::Batch;
 use felix_runtime::clock::Tick;
 use felix_runtime::planted::{self, Defect};
-use felix_wire::id::{CoreId, Offset, ProducerId};
+use felix_wire::client::Records;
+use felix_wire::id::{CoreId, Offset, ProducerId, Sequence};
 
-use super::mail::{Job, JobToken, NotWritten, NumberRefusal};
+use super::claimer::Claimer;
+use super::mail::{NotWritten, NumberRefusal};
 use crate::projection::producer::{Digest, Numbered, OwnIds, ProducerCore, Verdict};
 
 /// How far the producers of a shard are known.
@@ -62,10 +65,42 @@ impl Damage {
 #[derive(Debug)]
 struct Waiter {
     to: CoreId,
-    token: JobToken,
+    claimer: Claimer,
     base: Offset,
     end: Offset,
     since: Tick,
+}
+
+/// What a number is of.
+#[derive(Debug, Clone, Copy)]
+pub enum Content<'a> {
+    Records(&'a Records),
+    /// The record of a commit.
+    Commit(&'a Bytes),
+}
+
+impl Content<'_> {
+    fn count(self) -> Option<NonZeroU32> {
+        match self {
+            Content::Records(records) => NonZeroU32::new(records.count()),
+            Content::Commit(_) => Some(NonZeroU32::MIN),
+        }
+    }
+
+    fn digest(self) -> Digest {
+        match self {
+            Content::Records(records) => Digest::of(records),
+            Content::Commit(record) => Digest::of([record]),
+        }
+    }
+}
+
+/// A numbered write.
+#[derive(Debug, Clone, Copy)]
+pub struct Sent<'a> {
+    pub claimer: Claimer,
+    pub producer: Option<(ProducerId, Sequence)>,
+    pub content: Content<'a>,
 }
 
 /// What to do with a publish.
@@ -113,11 +148,10 @@ impl Numbers {
     pub fn check(
         &mut self,
         (from, now): (CoreId, Tick),
-        job: &Job,
+        job: Sent<'_>,
         (start, settled_end): (Offset, Offset),
     ) -> Numbering {
-        let (Some((producer, sequence)), Some(count)) = (job.producer, NonZeroU32::new(job.records.count()))
-        else {
+        let (Some((producer, sequence)), Some(count)) = (job.producer, job.content.count()) else {
             return Numbering::Refused(NotWritten::Number(NumberRefusal::Unknown));
         };
         let producers = match &self.state {
@@ -134,7 +168,7 @@ impl Numbers {
                 return Numbering::Read(start, settled_end);
             }
         };
-        let sent = Numbered { producer, sequence, count, digest: Digest::of(&job.records) };
+        let sent = Numbered { producer, sequence, count, digest: job.content.digest() };
         let verdict = producers.check(&sent, settled_end);
         // What the shard has can be answered, and so can what is older than that.
         let open = matches!(verdict, Verdict::Append | Verdict::Gap { .. } | Verdict::Unknown);
@@ -147,7 +181,7 @@ impl Numbers {
             Verdict::Append => Numbering::Append(sent),
             Verdict::Duplicate { base, settled: true, .. } => Numbering::Settled(base),
             Verdict::Duplicate { base, end, .. } => {
-                self.waiters.push(Waiter { to: from, token: job.token, base, end, since: now });
+                self.waiters.push(Waiter { to: from, claimer: job.claimer, base, end, since: now });
                 Numbering::WithFirst
             }
             Verdict::Gap { expected } => {
@@ -216,42 +250,44 @@ impl Numbers {
     }
 
     /// The second copies whose first one lies below `end`: whom to answer, with which offset.
-    pub fn settled(&mut self, end: Offset) -> Vec<(CoreId, JobToken, Offset)> {
+    pub fn settled(&mut self, end: Offset) -> Vec<(CoreId, Claimer, Offset)> {
         if self.waiters.is_empty() {
             return Vec::new();
         }
         let settled = self.waiters.extract_if(.., |waiter| waiter.end <= end);
-        settled.map(|waiter| (waiter.to, waiter.token, waiter.base)).collect()
+        settled.map(|waiter| (waiter.to, waiter.claimer, waiter.base)).collect()
     }
 
     /// The second copies that have waited for at least `wait`: their outcome is not known yet.
-    pub fn give_up(&mut self, now: Tick, wait: Duration) -> impl Iterator<Item = (CoreId, JobToken)> {
+    pub fn give_up(&mut self, now: Tick, wait: Duration) -> impl Iterator<Item = (CoreId, Claimer)> {
         let late = self.waiters.extract_if(.., move |waiter| waiter.since + wait <= now);
-        late.map(|waiter| (waiter.to, waiter.token))
+        late.map(|waiter| (waiter.to, waiter.claimer))
     }
 
     /// All second copies that wait: nobody can say any more whether the first one is there.
-    pub fn stop(&mut self) -> impl Iterator<Item = (CoreId, JobToken)> + use<> {
-        std::mem::take(&mut self.waiters).into_iter().map(|waiter| (waiter.to, waiter.token))
+    pub fn stop(&mut self) -> impl Iterator<Item = (CoreId, Claimer)> + use<> {
+        std::mem::take(&mut self.waiters).into_iter().map(|waiter| (waiter.to, waiter.claimer))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use felix_wire::client::RecordsBuilder;
-    use felix_wire::id::Sequence;
 
     use super::*;
+    use crate::shard::mail::JobToken;
 
     #[test]
     fn a_log_that_could_not_be_read_is_read_again_after_a_while() {
         let mut records = RecordsBuilder::with_capacity(16);
         records.push(b"a");
         let producer = Some((ProducerId(7), Sequence(0)));
-        let job = Job { token: JobToken(1), records: records.finish(), producer };
+        let records = records.finish();
+        let claimer = Claimer::Publish(JobToken(1));
+        let job = Sent { claimer, content: Content::Records(&records), producer };
         let held = (Offset(0), Offset(9));
         let mut numbers = Numbers::in_log(Offset(9), OwnIds::new(5, 1));
-        let ask = |numbers: &mut Numbers, at| numbers.check((CoreId(0), at), &job, held);
+        let ask = |numbers: &mut Numbers, at| numbers.check((CoreId(0), at), job, held);
         assert!(matches!(ask(&mut numbers, Tick::ZERO), Numbering::Read(Offset(0), Offset(9))));
         numbers.reading_failed(Tick::ZERO);
         let refused = ask(&mut numbers, Tick::ZERO + READ_AGAIN / 2);

@@ -718,5 +718,6 @@ fn kind_of(mail: &Mail) -> u64 {
         Mail::ToShard(to) => 1_000 + u64::from(to.shard.shard.0),
         Mail::FromShard(from) => 2_000 + u64::from(from.shard.shard.0),
         Mail::Stray(datagram) => 3_000 + datagram.data.len() as u64,
+        Mail::List(_) => 4_000,
     }
 }

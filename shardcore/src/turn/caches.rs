@@ -175,7 +175,11 @@ impl Core {
             PageReader::Replay(role) => cache.replay_page(role, read, cx),
             PageReader::Value { slot } => cache.value_page(slot, read, cx),
             PageReader::Watch { watch, until } => cache.watch_page((watch, until), read, cx),
-            PageReader::Subscription { .. } | PageReader::Numbers | PageReader::Poll { .. } => {}
+            PageReader::Subscription { .. }
+            | PageReader::Numbers
+            | PageReader::Poll { .. }
+            | PageReader::Asked { .. }
+            | PageReader::State => {}
         });
     }
 

@@ -22,6 +22,7 @@ use super::asking::{AskJob, AskedAgain};
 use super::caches::{CacheWanted, CachesLed};
 use super::counters::{CoreCounters, Counter};
 use super::lane::Lane;
+use super::listing::{ListMail, Listing};
 use super::publishing::{Job, Origin};
 use super::ready::Ready;
 use super::storage::Wanted;
@@ -65,6 +66,7 @@ pub enum Mail {
     FromShard(FromShard),
     /// A datagram of a connection that the receiver owns.
     Stray(Datagram),
+    List(ListMail),
 }
 
 /// How far a shutdown has come.
@@ -139,6 +141,8 @@ pub struct Core {
     pub(super) asks_bytes: usize,
     /// Those that came back.
     pub(super) asks_back: Vec<AskedAgain>,
+    /// Questions about subscriptions that other cores have not answered.
+    pub(super) listings: Slab<Listing>,
     pub(super) credits: Vec<Credit>,
     /// Lanes that wait for credit, by the core they send to.
     pub(super) credit_queues: Vec<VecDeque<ShardId>>,
@@ -155,7 +159,7 @@ pub struct Core {
     pub(super) shard_out: Outputs,
     /// Shards with something to answer at the end of the turn.
     pub(super) dirty: Vec<ShardId>,
-    outbox: Vec<VecDeque<Mail>>,
+    pub(super) outbox: Vec<VecDeque<Mail>>,
     admin_out: Vec<FromCore>,
     next_sweep: Option<Tick>,
     drain: Drain,
@@ -219,6 +223,7 @@ impl Core {
             asks: Slab::new(),
             asks_bytes: 0,
             asks_back: Vec::new(),
+            listings: Slab::new(),
             feeds: Map::default(),
             subs: Slab::new(),
             next_sub: 0,
@@ -270,6 +275,7 @@ impl Core {
                 self.route_outputs(now);
             }
             Mail::FromShard(answer) => self.handle_answer(now, answer),
+            Mail::List(list) => self.handle_list(now, from, list),
         }
     }
 
@@ -501,6 +507,7 @@ impl Core {
                 Action::Subscribe(ask) => self.subscribe(now, conn, *ask),
                 Action::Ask(ask) => self.ask(now, conn, *ask),
                 Action::Watch(ask) => self.watch(now, conn, *ask),
+                Action::List(ask) => self.list(now, conn, *ask),
                 Action::NeedKeys { tenant, kid } => self.admin_out.push(FromCore::NeedKeys { tenant, kid }),
                 Action::Close { code, reason } => {
                     let reason = Bytes::from_static(reason.as_bytes());

@@ -9,10 +9,12 @@ mod groups;
 #[cfg(any(test, feature = "sim"))]
 mod held;
 pub mod lane;
+pub mod listing;
 mod publishing;
 mod ready;
 mod run;
 mod storage;
+mod streams;
 mod subscribing;
 pub mod tenants;
 #[cfg(test)]

@@ -155,6 +155,10 @@ impl Core {
                 let asker = Asker { core: from, token };
                 return self.handle_group_ask(now, asker, (id, generation), *ask);
             }
+            ShardInput::Ask { token, ask: Ask::Stream(ask) } => {
+                let asker = Asker { core: from, token };
+                return self.handle_stream_ask(now, asker, (id, generation), ask);
+            }
             ShardInput::Ask { token, ask } => {
                 return self.handle_cache_ask(now, (from, token), (id, generation), ask);
             }

@@ -247,7 +247,7 @@ impl Core {
             Event::Room { log } => match self.served_beside(at(log)) {
                 Some((id, LogRole::Groups)) => self.groups_log_has_room(now, id),
                 Some(served) => self.cache_log_has_room(now, served),
-                None => self.with_logged(now, at(log), |shard, _| shard.log_has_room()),
+                None => self.with_logged(now, at(log), |shard, cx| shard.log_has_room(cx)),
             },
             Event::Stopped { log, reason, unknown_from } => {
                 tracing::error!(%reason, %unknown_from, key = %self.key_of(at(log)), "a log stopped: its stream takes no writes until the broker is started again");
@@ -270,6 +270,9 @@ impl Core {
                     PageReader::Numbers => self.with_logged(now, at(log), |shard, cx| {
                         shard.numbers_page(&batches, cx);
                     }),
+                    PageReader::Asked { .. } | PageReader::State => {
+                        self.stream_page(now, at(log), page_for, Ok(&batches));
+                    }
                     PageReader::Replay(LogRole::Groups) | PageReader::Poll { .. } => {
                         self.groups_page(now, page_for, Ok(&batches));
                     }
@@ -360,9 +363,25 @@ impl Core {
     }
 
     /// Runs `change` on the shard whose records a log holds.
-    fn with_logged(&mut self, now: Tick, at: LogAt, change: impl FnOnce(&mut Shard, &mut ShardCx<'_>)) {
+    pub(super) fn with_logged(
+        &mut self,
+        now: Tick,
+        at: LogAt,
+        change: impl FnOnce(&mut Shard, &mut ShardCx<'_>),
+    ) {
         let served = self.store.as_ref().and_then(|store| store.served_by(at));
-        let Some((id, LogRole::Records)) = served else { return };
+        if let Some((id, LogRole::Records)) = served {
+            self.with_shard(now, id, change);
+        }
+    }
+
+    /// Runs `change` on a shard of this core.
+    pub(super) fn with_shard(
+        &mut self,
+        now: Tick,
+        id: ShardId,
+        change: impl FnOnce(&mut Shard, &mut ShardCx<'_>),
+    ) {
         let Some(shard) = self.shards.get_mut(&id) else { return };
         let before = shard.ring_bytes();
         let mut cx = ShardCx {
@@ -425,6 +444,7 @@ impl Core {
                 self.answer_reader(page_for.shard, to, ShardOutput::PageLost { token, why });
             }
             PageReader::Numbers => self.with_logged(now, at, |shard, cx| shard.numbers_lost(why, cx)),
+            PageReader::Asked { .. } | PageReader::State => self.stream_page(now, at, page_for, Err(why)),
             PageReader::Replay(LogRole::Groups) | PageReader::Poll { .. } => {
                 self.groups_page(now, page_for, Err(&why));
             }
@@ -480,11 +500,12 @@ impl Core {
         }
     }
 
-    /// Answers the publishes that the disk has not confirmed in time.
+    /// Answers the publishes that the disk has not confirmed in time, and requests that have waited for too long.
     fn give_up_late(&mut self, now: Tick) {
-        let wait = self.limits.publish_confirm_wait;
+        let (room, wait) = (self.limits.publish_queue_wait, self.limits.publish_confirm_wait);
         for shard in self.shards.values_mut().filter(|shard| shard.log().is_some()) {
             shard.give_up_late(now, wait, &mut self.shard_out);
+            shard.expire_asked(now, room, &mut self.shard_out);
         }
         if !self.shard_out.is_empty() {
             self.route_outputs(now);

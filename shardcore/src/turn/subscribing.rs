@@ -39,9 +39,10 @@ pub type FeedKey = (ShardId, Generation);
 pub struct Sub {
     pub token: SubToken,
     pub conn: ConnKey,
-    shard: ShardId,
+    pub(super) shard: ShardId,
     generation: Generation,
-    identity: usize,
+    pub(super) identity: usize,
+    pub(super) since: Tick,
     tenant: TenantSlot,
     offsets: bool,
     skips: bool,
@@ -49,18 +50,18 @@ pub struct Sub {
     reads_deleted: bool,
     reads_lagged: bool,
     reads_codes: bool,
-    queue: QueueLimits,
+    pub(super) queue: QueueLimits,
     asked_frames: bool,
     answer_on: (StreamId, AnswerSlot),
     /// Set once the owner has confirmed it.
-    live: Option<LiveSub>,
+    pub(super) live: Option<LiveSub>,
 }
 
 #[derive(Debug)]
-struct LiveSub {
-    id: SubscriptionId,
+pub(super) struct LiveSub {
+    pub(super) id: SubscriptionId,
     stream: StreamId,
-    cursor: Subscription,
+    pub(super) cursor: Subscription,
 }
 
 impl Core {
@@ -89,6 +90,7 @@ impl Core {
             shard: place.shard,
             generation: place.generation,
             identity: ask.identity,
+            since: now,
             tenant: session.tenant_slot(ask.identity),
             offsets: ask.offsets,
             skips: ask.skips,
@@ -216,6 +218,11 @@ impl Core {
 
     pub(super) fn sub_mut(&mut self, token: SubToken) -> Option<&mut Sub> {
         self.subs.get_mut((token.0 & 0xf_ffff) as usize).filter(|s| s.token == token)
+    }
+
+    /// How far the shard of a subscription has been read here.
+    pub(super) fn feed_end(&self, sub: &Sub) -> Offset {
+        self.feeds.get(&(sub.shard, sub.generation)).map_or(Offset(0), Feed::end)
     }
 
     fn frame_limits(&self) -> PageLimits {

@@ -130,6 +130,11 @@ impl Subscription {
         self.dropped - std::mem::replace(&mut self.dropped_told, self.dropped)
     }
 
+    /// Frames queued.
+    pub fn depth(&self) -> usize {
+        self.queue.len()
+    }
+
     /// Bytes queued; subscriptions of one shard hold the same frames.
     pub fn queue_bytes(&self) -> usize {
         self.queue_bytes

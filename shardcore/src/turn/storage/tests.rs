@@ -3,6 +3,7 @@
 mod caches;
 mod confirm;
 mod groups;
+mod streams;
 mod watches;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -66,6 +67,8 @@ struct World {
     asked: BTreeMap<Token, (usize, Token)>,
     next_token: u64,
     now: Tick,
+    /// Milliseconds since 1970, as the cores are told.
+    unix_ms: u64,
     /// The lane from elsewhere, and what came back of it.
     at: LanePos,
     returned: VecDeque<Job>,
@@ -100,6 +103,7 @@ impl World {
             asked: BTreeMap::new(),
             next_token: 0,
             now,
+            unix_ms: 1_000,
             at: LanePos { epoch: 0, seq: 0 },
             returned: VecDeque::new(),
             incarnation: 1,
@@ -230,7 +234,7 @@ impl World {
 
     fn turn_once(&mut self) {
         for from in 0..self.cores.len() {
-            while self.cores[from].turn(self.now, 1_000) {}
+            while self.cores[from].turn(self.now, self.unix_ms) {}
             while let Some((token, op)) = self.cores[from].poll_disk() {
                 let own = Token(self.next_token);
                 self.next_token += 1;
