@@ -59,7 +59,7 @@ pub(super) fn shard_inspect(
         return;
     }
     let view = owner_view(owner, shards);
-    Message::ShardInspectInfo(ShardInspectInfo { view, request_id: m.request_id })
+    Message::ShardInspectInfo(Box::new(ShardInspectInfo { view, request_id: m.request_id }))
         .encode_frame(stream.answers());
 }
 
@@ -126,7 +126,7 @@ pub(super) fn inspected(
 ) -> Message<'static> {
     // What can be read is what is settled, so the one end is the other.
     let view = ShardView { tail: Some(tail), committed: Some(tail), ..leader_view(shards, generation) };
-    Message::ShardInspectInfo(ShardInspectInfo { view, request_id })
+    Message::ShardInspectInfo(Box::new(ShardInspectInfo { view, request_id }))
 }
 
 /// Has the subscriptions of all cores gathered.

@@ -110,7 +110,8 @@ impl Core {
         let (query, unanswered, rows) = (Arc::new(query), self.cores, Vec::new());
         let listing = Listing { conn, stream, slot, request_id, query: Arc::clone(&query), unanswered, rows };
         let listing = self.listings.insert(listing);
-        for core in (0..self.cores).map(CoreId).filter(|core| *core != self.id) {
+        let here = self.id;
+        for core in (0..self.cores).map(CoreId).filter(|core| *core != here) {
             self.send_list(core, ListMail::Ask { listing, query: Arc::clone(&query) });
         }
         let rows = self.list_rows(now, &query);
@@ -200,7 +201,7 @@ impl Core {
             request_id,
         };
         if let Some(session) = self.sessions.get_mut(&conn) {
-            session.answer_list((stream, slot), Ok(&Message::SubscriptionsListInfo(info)));
+            session.answer_list((stream, slot), Ok(&Message::SubscriptionsListInfo(Box::new(info))));
             self.touched.push((conn, stream));
         }
     }

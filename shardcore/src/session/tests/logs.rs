@@ -173,12 +173,12 @@ fn a_shard_is_shown_to_whoever_manages_it() {
 }
 
 fn list(filter: SubscriptionFilter<'static>, after: Option<SubscriptionCursor<'static>>) -> Message<'static> {
-    Message::SubscriptionsList(SubscriptionsList {
+    Message::SubscriptionsList(Box::new(SubscriptionsList {
         filter,
         limit: Some(2),
         cursor: after,
         request_id: RequestId(3),
-    })
+    }))
 }
 
 #[test]
