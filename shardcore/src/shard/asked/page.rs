@@ -15,6 +15,8 @@ use crate::shard::mail::PageLoss;
 pub const ANSWER_BYTES_MAX: usize = 4 << 20;
 /// Records of an answer.
 pub const ANSWER_RECORDS_MAX: usize = 8_192;
+/// Bytes of the log that are read beyond those that were asked for, for what is around payloads.
+const AROUND_BYTES: usize = 64 << 10;
 /// A record that no answer could hold as base64.
 const RECORD_BYTES_MAX: usize = 11 << 20;
 
@@ -46,7 +48,8 @@ impl PageRead {
         if self.at >= self.until {
             return Step::Done(Reply::Records { records: Vec::new(), next: self.at });
         }
-        Step::Read { from: self.at, until: self.sound_until.min(self.until), bytes_max: self.bytes_max }
+        let until = self.sound_until.min(self.until);
+        Step::Read { from: self.at, until, bytes_max: self.bytes_max + AROUND_BYTES }
     }
 
     pub(super) fn take(&mut self, read: Result<&[Batch], PageLoss>) -> Step {
