@@ -124,9 +124,14 @@ impl Core {
         }
     }
 
-    /// Runs `change` on a shard of a cache, and sends what it says.
-    fn with_cache(&mut self, now: Tick, id: ShardId, change: impl FnOnce(&mut CacheShard, &mut ShardCx<'_>)) {
-        let Some(cache) = self.caches.get_mut(&id) else { return };
+    /// Runs `change` on a shard of a cache, if it is there; what it says is sent with what the shards say.
+    pub(super) fn with_cache<T>(
+        &mut self,
+        now: Tick,
+        id: ShardId,
+        change: impl FnOnce(&mut CacheShard, &mut ShardCx<'_>) -> T,
+    ) -> Option<T> {
+        let cache = self.caches.get_mut(&id)?;
         let mut cx = ShardCx {
             free_bytes: 0,
             store: self.store.as_mut(),
@@ -134,7 +139,7 @@ impl Core {
             now,
             out: &mut self.shard_out,
         };
-        change(cache, &mut cx);
+        Some(change(cache, &mut cx))
     }
 
     /// The log of a shard of a cache has settled everything below `end`.
@@ -161,7 +166,10 @@ impl Core {
         self.with_cache(now, page.shard, |cache, cx| match page.reader {
             PageReader::Replay(role) => cache.replay_page(role, read, cx),
             PageReader::Value { slot } => cache.value_page(slot, read, cx),
-            PageReader::Subscription { .. } | PageReader::Numbers | PageReader::Poll { .. } => {}
+            PageReader::Subscription { .. }
+            | PageReader::Numbers
+            | PageReader::Poll { .. }
+            | PageReader::Compact => {}
         });
     }
 

@@ -273,6 +273,7 @@ impl Core {
                     PageReader::Replay(LogRole::Groups) | PageReader::Poll { .. } => {
                         self.groups_page(now, page_for, Ok(&batches));
                     }
+                    PageReader::Compact => self.compaction_page(now, page_for, Ok(&batches)),
                     PageReader::Replay(_) | PageReader::Value { .. } => {
                         self.cache_page(now, page_for, Ok(&batches));
                     }
@@ -281,6 +282,7 @@ impl Core {
             Event::StartMoved { log, start } => {
                 self.with_logged(now, at(log), |shard, _| shard.log_start_moved(start));
                 self.tell_groups_of(now, at(log), Some(start));
+                self.log_beside_starts(now, at(log), start);
             }
             Event::ReadFailed { log, read, error } => self.read_failed(now, at(log), read, &error),
             Event::CreateFailed { log, error } => {
@@ -428,6 +430,7 @@ impl Core {
             PageReader::Replay(LogRole::Groups) | PageReader::Poll { .. } => {
                 self.groups_page(now, page_for, Err(&why));
             }
+            PageReader::Compact => self.compaction_page(now, page_for, Err(&why)),
             PageReader::Replay(_) | PageReader::Value { .. } => self.cache_page(now, page_for, Err(&why)),
         }
     }

@@ -1,6 +1,7 @@
 //! Cores with logs over one simulated disk, seen from another core: what it sends and what it is answered.
 
 mod caches;
+mod compaction;
 mod confirm;
 mod groups;
 
@@ -54,6 +55,7 @@ fn settings(policy: Fsync) -> StoreSettings {
         space_high_bytes: 16 * MIB,
         retention: Retention::default(),
         retain_every: Duration::from_secs(1),
+        compact_bytes_per_sec: 64 << 20,
     }
 }
 
@@ -69,6 +71,8 @@ struct World {
     at: LanePos,
     returned: VecDeque<Job>,
     incarnation: u64,
+    /// Milliseconds since 1970; they pass when a test says so.
+    unix_ms: u64,
     answers: Vec<ShardOutput>,
     told: Vec<FromCore>,
 }
@@ -102,6 +106,7 @@ impl World {
             at: LanePos { epoch: 0, seq: 0 },
             returned: VecDeque::new(),
             incarnation: 1,
+            unix_ms: 1_000,
             answers: Vec::new(),
             told: Vec::new(),
         };
@@ -229,7 +234,7 @@ impl World {
 
     fn turn_once(&mut self) {
         for from in 0..self.cores.len() {
-            while self.cores[from].turn(self.now, 1_000) {}
+            while self.cores[from].turn(self.now, self.unix_ms) {}
             while let Some((token, op)) = self.cores[from].poll_disk() {
                 let own = Token(self.next_token);
                 self.next_token += 1;

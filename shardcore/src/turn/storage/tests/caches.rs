@@ -8,7 +8,7 @@ use crate::projection::cache::Condition;
 use crate::shard::ask::{Ask, AskRefused, AskToken, Reply};
 use crate::shard::mail::NumberRefusal;
 
-const CACHE: ShardId = ShardId { stream: StreamUid(77), shard: ShardIndex(0) };
+pub(super) const CACHE: ShardId = ShardId { stream: StreamUid(77), shard: ShardIndex(0) };
 
 fn cache_route() -> Arc<StreamRoute> {
     let owner = Owner::Here { core: CoreId(0), generation: Generation(1) };
@@ -24,7 +24,7 @@ fn cache_route() -> Arc<StreamRoute> {
 }
 
 /// The first core leads the cache, whose logs were found or are new.
-fn serve(world: &mut World, mut found: Vec<LogState>) {
+pub(super) fn serve(world: &mut World, mut found: Vec<LogState>) {
     let route = cache_route();
     for key in route.log_keys(ShardIndex(0)) {
         let source = match found.iter().position(|log| log.key == key) {
@@ -55,14 +55,14 @@ fn restart(mut world: World, policy: Fsync) -> World {
     world
 }
 
-fn send(world: &mut World, token: u64, ask: Ask) {
+pub(super) fn send(world: &mut World, token: u64, ask: Ask) {
     let what = ShardInput::Ask { token: AskToken(token), ask };
     let to = ToShard { shard: CACHE, generation: Generation(1), what };
     world.cores[0].handle_mail(world.now, ELSEWHERE, Mail::ToShard(to));
 }
 
 /// What was answered since the last call, by token.
-fn answers(world: &mut World) -> Vec<(u64, Option<Reply>)> {
+pub(super) fn answers(world: &mut World) -> Vec<(u64, Option<Reply>)> {
     let told = std::mem::take(&mut world.answers).into_iter().map(|answer| match answer {
         ShardOutput::Answered { token, reply } => (token.0, Some(reply)),
         ShardOutput::AskBack { token, .. } => (token.0, None),
@@ -71,7 +71,7 @@ fn answers(world: &mut World) -> Vec<(u64, Option<Reply>)> {
     told.collect()
 }
 
-fn ask(world: &mut World, ask: Ask) -> Reply {
+pub(super) fn ask(world: &mut World, ask: Ask) -> Reply {
     send(world, 1, ask);
     world.run(Duration::from_millis(20));
     let answers = answers(world);
@@ -79,20 +79,20 @@ fn ask(world: &mut World, ask: Ask) -> Reply {
     reply.clone()
 }
 
-fn key(number: usize) -> Bytes {
+pub(super) fn key(number: usize) -> Bytes {
     format!("k{number}").into()
 }
 
-fn put(number: usize, value: &[u8]) -> Ask {
+pub(super) fn put(number: usize, value: &[u8]) -> Ask {
     let (value, condition) = (Bytes::copy_from_slice(value), Condition::Always);
     Ask::CachePut { key: key(number), value, ttl_ms: None, condition }
 }
 
-fn get(number: usize) -> Ask {
+pub(super) fn get(number: usize) -> Ask {
     Ask::CacheGet { key: key(number) }
 }
 
-fn delete(number: usize) -> Ask {
+pub(super) fn delete(number: usize) -> Ask {
     Ask::CacheDelete { key: key(number), condition: Condition::Always }
 }
 
