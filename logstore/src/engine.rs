@@ -63,6 +63,8 @@ struct Shard {
     making_segment: bool,
     /// The last attempt to make one failed for lack of space; another is made when there is space.
     starved: bool,
+    /// The next one may be made of what is kept free: what is written to it lets others go.
+    frees: bool,
     /// Bytes of a batch that found no room in a segment.
     need_bytes: usize,
     /// Bytes of a batch that found none in memory.
@@ -246,6 +248,7 @@ impl Engine {
             made: known_elsewhere,
             making_segment: false,
             starved: false,
+            frees: false,
             need_bytes: 0,
             memory_need: 0,
             wants_room: false,
@@ -293,8 +296,42 @@ impl Engine {
         count: NonZeroU32,
         payload_bytes: usize,
     ) -> Result<Claim, ClaimError> {
+        self.claim_if(self.has_space(), log, kind, (count, payload_bytes))
+    }
+
+    /// The same for data that lets older segments go once it is durable. It is not refused for want of space: then it may
+    /// have a segment of half of what is kept free. What is claimed so must not be more than what goes.
+    ///
+    /// # Errors
+    /// As [`Engine::claim`].
+    pub fn claim_freeing(
+        &mut self,
+        log: LogId,
+        count: NonZeroU32,
+        payload_bytes: usize,
+    ) -> Result<Claim, ClaimError> {
+        let short = !self.space_ok;
+        let no_slots = self.slots.ways() == Ways::Nowhere;
+        let shard = self.logs.get_mut(&log).ok_or(ClaimError::Unknown)?;
+        if no_slots || (shard.starved && !short) {
+            return Err(ClaimError::NoSpace);
+        }
+        shard.starved = false;
+        let claim = self.claim_if(true, log, BatchKind::Data, (count, payload_bytes));
+        if let Some(shard) = self.logs.get_mut(&log) {
+            shard.frees = short && matches!(claim, Err(ClaimError::NoRoom));
+        }
+        claim
+    }
+
+    fn claim_if(
+        &mut self,
+        space: bool,
+        log: LogId,
+        kind: BatchKind,
+        (count, payload_bytes): (NonZeroU32, usize),
+    ) -> Result<Claim, ClaimError> {
         let refused = self.closing != stop::Closing::No;
-        let space = self.has_space();
         let coming = self.slots.ways() == Ways::Coming;
         let stalled = self.is_stalled(log) || coming;
         let shard = self.logs.get_mut(&log).ok_or(ClaimError::Unknown)?;
@@ -348,6 +385,22 @@ impl Engine {
         let batch = self.with(log, |log| log.append(claim, meta, records))?;
         self.due.insert(log);
         Some(batch)
+    }
+
+    /// Has the next claim of `log` begin a new segment, so that the one that serves can be let go of some day.
+    pub fn roll(&mut self, log: LogId) {
+        self.with(log, Log::roll);
+        self.due.insert(log);
+    }
+
+    /// Makes durable what `log` has settled, whatever its policy: its durable end tells when. Nothing more happens while that
+    /// is under way.
+    pub fn make_durable(&mut self, log: LogId) {
+        let Some(shard) = self.logs.get(&log) else { return };
+        let behind = shard.log.durable_end() < shard.log.settled_end();
+        if behind && !shard.flushing && shard.log.stopped().is_none() {
+            self.flush(vec![log]);
+        }
     }
 
     /// Runs `change` on a log and keeps the count of memory.

@@ -12,6 +12,7 @@ use felix_logstore::id::{Fsync, Run, ShardKey};
 use felix_logstore::limits::DEEP_BYTES;
 use felix_logstore::log::{Log, LogConfig, LogState};
 use felix_logstore::retention::Retention;
+use felix_logstore::segment::size_class;
 use felix_runtime::clock::Tick;
 use felix_runtime::file::{BufPool, DiskError, Done, Op, Token, VolumeId};
 use felix_wire::id::{CoreId, Offset};
@@ -25,6 +26,9 @@ use crate::snapshot::{LogRole, ShardId};
 const TOKENS_PER_VOLUME: u64 = 1 << 56;
 /// Reads one engine does at once: each holds buffers of the core's pool.
 const READS_MAX: usize = 16;
+
+/// Segments of logs that fit what lives in them are not smaller, once they have grown: each costs a sync of its head.
+const FITTED_BYTES_MIN: u64 = 256 << 10;
 
 /// What the logs of a core are to be like.
 #[derive(Clone, Debug)]
@@ -43,6 +47,9 @@ pub struct StoreSettings {
     /// For streams that say nothing.
     pub retention: Retention,
     pub retain_every: Duration,
+    /// Bytes of logs of caches, counters and groups that a core reads or copies in a second to make them shorter; 0 leaves
+    /// them as they are.
+    pub compact_bytes_per_sec: u64,
 }
 
 /// One volume as it is when recovery has ended.
@@ -95,6 +102,8 @@ pub enum PageReader {
     Replay(LogRole),
     /// A request that needs the value of a cache key.
     Value { slot: usize },
+    /// What lives in it is copied to the end of its log.
+    Compact,
     /// A poll of a consumer group.
     Poll { slot: usize },
     /// A watch of a cache, up to `until`.
@@ -232,6 +241,31 @@ impl Store {
             roll_after: None,
             retention: Retention::default(),
             ..self.log_config(Retention::default())
+        }
+    }
+
+    /// The next segments of a log that is kept whole are to have about `bytes`, within the sizes there are.
+    pub fn fit_segments(&mut self, at: LogAt, bytes: u64) {
+        let most = self.settings.segment_bytes_max;
+        let size = size_class(bytes, 0, most).max(FITTED_BYTES_MIN.min(most));
+        let config = LogConfig {
+            segment_bytes_first: self.settings.segment_bytes_first.min(size),
+            segment_bytes_max: size,
+            ..self.whole_config()
+        };
+        if self.log(at).is_some_and(|log| log.config().segment_bytes_max != size)
+            && let Some(engine) = self.engine(at)
+        {
+            engine.configure(at.log, config);
+        }
+    }
+
+    /// Has a log begin a new segment when the one that serves holds more than segments are to have now.
+    pub fn roll_large(&mut self, at: LogAt) {
+        if self.log(at).is_some_and(|log| log.open_bytes() > log.config().segment_bytes_max)
+            && let Some(engine) = self.engine(at)
+        {
+            engine.roll(at.log);
         }
     }
 

@@ -165,8 +165,14 @@ impl Engine {
 
     /// Takes space for a segment of `wanted` bytes, or for the smallest that holds `need`. When neither leaves the volume
     /// above its lower mark, the pool is given back; when there is nothing in it, claims are refused until the volume has its
-    /// upper mark again.
-    pub(super) fn space_for_segment(&mut self, wanted: u64, need: usize, max: u64) -> SegmentSpace {
+    /// upper mark again. One that `frees` others may then be the smallest, out of half of what is kept free.
+    pub(super) fn space_for_segment(
+        &mut self,
+        wanted: u64,
+        need: usize,
+        max: u64,
+        frees: bool,
+    ) -> SegmentSpace {
         if matches!(self.space.free, Free::Unasked) {
             self.space.waiting = true;
             return SegmentSpace::Wait;
@@ -181,6 +187,9 @@ impl Engine {
             return SegmentSpace::Wait;
         }
         self.set_space(false);
+        if frees && self.space.try_take(least, kept / 2) {
+            return SegmentSpace::Taken(least);
+        }
         SegmentSpace::Nothing
     }
 

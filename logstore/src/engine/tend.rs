@@ -78,6 +78,7 @@ impl Engine {
             return;
         }
         let need = shard.need_bytes;
+        let frees = std::mem::take(&mut shard.frees);
         if let Some(spare) = shard.log.drop_spare(need) {
             let path = names::segment(self.config.volume, shard.log.key(), spare.seq);
             let desk = self.desk.clone();
@@ -92,7 +93,7 @@ impl Engine {
         let kept = self.take_kept(log, size_bytes, most);
         let (size_bytes, pooled) = match kept.or_else(|| self.take_pooled(size_bytes, need, most)) {
             Some((size_bytes, path)) => (size_bytes, Some(path)),
-            None => match self.space_for_segment(size_bytes, need, most) {
+            None => match self.space_for_segment(size_bytes, need, most, frees) {
                 SegmentSpace::Taken(size_bytes) => (size_bytes, None),
                 SegmentSpace::Wait => return,
                 SegmentSpace::Nothing => {

@@ -126,6 +126,7 @@ impl Settings {
                 age_ms: Some(self.retention_seconds.saturating_mul(1_000)).filter(|ms| *ms > 0),
             },
             retain_every: Duration::from_millis(self.retention_check_ms),
+            compact_bytes_per_sec: self.compaction_bytes_per_sec.0,
         }
     }
 

@@ -15,10 +15,10 @@ use felix_logstore::inspect::{
     BATCH_ROWS_MAX, BatchRange, InspectError, Options, SegmentRole, Severity, ShardState, inspect,
 };
 use felix_logstore::record::BatchKind;
-use felix_wire::id::{Offset, ShardIndex};
+use felix_wire::id::Offset;
 
-use super::log_names;
-use crate::snapshot::StreamName;
+use super::log_names::{self, LogOf};
+use crate::snapshot::LogRole;
 
 /// Batches shown when no limit is named.
 const BATCH_ROWS: &str = "100";
@@ -136,8 +136,17 @@ impl InspectLog {
     }
 }
 
-/// Stream and shard by the hash of a log, of those that are known.
-type Names = BTreeMap<u128, (StreamName, ShardIndex)>;
+/// What a log is of by its hash, of those that are known.
+type Names = BTreeMap<u128, LogOf>;
+
+fn log_role_name(role: LogRole) -> &'static str {
+    match role {
+        LogRole::Records => "records",
+        LogRole::Cache => "cache",
+        LogRole::Counters => "counters",
+        LogRole::Groups => "groups",
+    }
+}
 
 fn state_name(state: ShardState) -> &'static str {
     match state {

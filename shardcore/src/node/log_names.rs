@@ -1,5 +1,5 @@
-//! Which streams the logs of a volume are of: a file beside the logs, for people who look at them, since logs are named by
-//! hashes. Scope: per process, on the admin thread.
+//! Which streams and caches the logs of a volume are of: a file beside the logs, for people who look at them, since logs are
+//! named by hashes. Scope: per process, on the admin thread.
 //! Owns: the names that are known, and the one write that is under way.
 //! Invariants: nothing is decided by the file; a name counts only for a log whose hash it has; the file is written whole
 //! and is bounded, and a disk that does not take it holds up nothing.
@@ -15,11 +15,11 @@ use felix_wire::id::{Incarnation, ShardIndex};
 use tokio::task::JoinHandle;
 
 use super::ready_file;
-use crate::snapshot::{LogRole, Resource, Routes, StreamName, StreamRoute, log_key};
+use crate::snapshot::{LogRole, Resource, Routes, StreamName, log_key};
 
 /// The file in the folder of a volume; hidden, so that it is none of the log's.
 const FILE: &str = ".stream-names";
-/// Streams that are remembered, those that were deleted among them: their logs may be there still.
+/// Streams and caches that are remembered, those that were deleted among them: their logs may be there still.
 const NAMES_MAX: usize = 65_536;
 /// Bytes read of a file: more than the longest names need.
 const FILE_BYTES_MAX: u64 = NAMES_MAX as u64 * 512;
@@ -28,8 +28,20 @@ const SHARDS_MAX: u32 = 65_536;
 /// Shards whose hashes are compared when a file is read: it may say anything.
 const HASHES_MAX: u64 = 4 << 20;
 
-/// Streams and their widths.
-type Names = BTreeMap<StreamName, u32>;
+/// Streams and caches, and their widths.
+type Names = BTreeMap<(StreamName, Resource), u32>;
+
+/// What stands behind the width of a cache.
+const CACHE: &str = "cache";
+
+/// What a log is of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogOf {
+    pub role: LogRole,
+    /// Of the stream or cache.
+    pub name: StreamName,
+    pub shard: ShardIndex,
+}
 
 /// See the module.
 pub struct LogNames {
@@ -47,21 +59,23 @@ impl LogNames {
         LogNames { roots, names, changed: false, writing: None }
     }
 
-    /// Learns the durable streams of a snapshot.
+    /// Learns the durable streams and caches of a snapshot.
     pub fn learn(&mut self, routes: &Routes) {
         if self.roots.is_empty() {
             return;
         }
-        for route in routes.iter().filter(|route| is_named(route)) {
-            let width = self.names.get(&route.name).copied();
+        for route in routes.iter().filter(|route| route.is_durable()) {
+            let name = (route.name.clone(), route.resource);
+            let width = self.names.get(&name).copied();
             if width.is_none_or(|width| width < route.shards()) {
-                self.names.insert(route.name.clone(), route.shards());
+                self.names.insert(name, route.shards());
                 self.changed = true;
             }
         }
         if self.names.len() > NAMES_MAX {
-            let there = |name: &StreamName| routes.iter().any(|route| is_named(route) && route.name == *name);
-            self.names.retain(|name, _| there(name));
+            let durable = routes.iter().filter(|route| route.is_durable());
+            let there: BTreeSet<_> = durable.map(|route| (&route.name, route.resource)).collect();
+            self.names.retain(|(name, resource), _| there.contains(&(name, *resource)));
             while self.names.len() > NAMES_MAX {
                 self.names.pop_last();
             }
@@ -85,25 +99,23 @@ impl LogNames {
     }
 }
 
-/// Whether a route is of a stream that has logs. Those of caches are not named.
-fn is_named(route: &StreamRoute) -> bool {
-    route.is_durable() && route.resource == Resource::Stream
-}
-
-/// Tenant, namespace, stream and shard of those of the logs whose hash is that of a name in the volume's file.
-pub fn of_logs(root: &Path, keys: &[ShardKey]) -> BTreeMap<u128, (StreamName, ShardIndex)> {
+/// What those of the logs are of whose hash is that of a name in the volume's file.
+pub fn of_logs(root: &Path, keys: &[ShardKey]) -> BTreeMap<u128, LogOf> {
     let wanted: BTreeSet<u128> = keys.iter().map(|key| key.name).collect();
     let mut found = BTreeMap::new();
     let mut hashes = 0;
-    for (name, width) in read(root) {
-        hashes += u64::from(width);
+    for ((name, resource), width) in read(root) {
+        let roles = LogRole::of(resource);
+        hashes += u64::from(width) * roles.len() as u64;
         if hashes > HASHES_MAX {
             break;
         }
-        for shard in (0..width).map(ShardIndex) {
-            let hash = log_key(LogRole::Records, &name, Incarnation(0), shard).name;
+        for (shard, role) in
+            (0..width).flat_map(|shard| roles.iter().map(move |role| (ShardIndex(shard), *role)))
+        {
+            let hash = log_key(role, &name, Incarnation(0), shard).name;
             if wanted.contains(&hash) {
-                found.insert(hash, (name.clone(), shard));
+                found.insert(hash, LogOf { role, name: name.clone(), shard });
             }
         }
     }
@@ -111,8 +123,12 @@ pub fn of_logs(root: &Path, keys: &[ShardKey]) -> BTreeMap<u128, (StreamName, Sh
 }
 
 fn render(names: &Names) -> String {
-    let line = |(name, width): (&StreamName, &u32)| {
-        format!("{}/{}/{} {width}\n", name.tenant, name.namespace, name.stream)
+    let line = |((name, resource), width): (&(StreamName, Resource), &u32)| {
+        let what = match resource {
+            Resource::Stream => String::new(),
+            Resource::Cache => format!(" {CACHE}"),
+        };
+        format!("{}/{}/{} {width}{what}\n", name.tenant, name.namespace, name.stream)
     };
     names.iter().map(line).collect()
 }
@@ -128,16 +144,26 @@ fn read(root: &Path) -> Names {
     text.lines().filter_map(parse).take(NAMES_MAX).collect()
 }
 
-fn parse(line: &str) -> Option<(StreamName, u32)> {
+fn parse(line: &str) -> Option<((StreamName, Resource), u32)> {
     let (path, width) = line.split_once(' ')?;
+    let (width, resource) = match width.split_once(' ') {
+        Some((width, CACHE)) => (width, Resource::Cache),
+        Some(_) => return None,
+        None => (width, Resource::Stream),
+    };
     let [tenant, namespace, stream] = path.split('/').collect::<Vec<_>>()[..] else { return None };
-    let kinds = [NameKind::Tenant, NameKind::Namespace, NameKind::Stream];
+    let kind = match resource {
+        Resource::Stream => NameKind::Stream,
+        Resource::Cache => NameKind::Cache,
+    };
+    let kinds = [NameKind::Tenant, NameKind::Namespace, kind];
     let good = |(kind, name): (NameKind, &str)| check_name(kind, name).is_ok();
     if !kinds.into_iter().zip([tenant, namespace, stream]).all(good) {
         return None;
     }
     let width = width.parse().ok().filter(|width| (1..=SHARDS_MAX).contains(width))?;
-    Some((StreamName { tenant: tenant.into(), namespace: namespace.into(), stream: stream.into() }, width))
+    let name = StreamName { tenant: tenant.into(), namespace: namespace.into(), stream: stream.into() };
+    Some(((name, resource), width))
 }
 
 #[cfg(test)]
@@ -148,7 +174,7 @@ mod tests {
     use felix_wire::routing::KeyMapping;
 
     use super::*;
-    use crate::snapshot::{Owner, StreamUid};
+    use crate::snapshot::{Owner, StreamRoute, StreamUid};
 
     fn name(stream: &str) -> StreamName {
         StreamName { tenant: "t".into(), namespace: "n".into(), stream: stream.into() }
@@ -157,7 +183,7 @@ mod tests {
     fn routes(streams: &[(&str, usize, bool)]) -> Routes {
         let route = |(uid, (stream, shards, durable)): (u64, &(&str, usize, bool))| {
             Arc::new(StreamRoute {
-                resource: Resource::Stream,
+                resource: if stream.starts_with("cache") { Resource::Cache } else { Resource::Stream },
                 uid: StreamUid(uid),
                 name: name(stream),
                 incarnation: Incarnation(9),
@@ -170,10 +196,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_log_has_the_name_of_its_stream_also_when_that_is_gone_or_was_of_an_earlier_process() {
+    async fn a_log_has_the_name_of_its_stream_or_cache_also_when_that_is_gone_or_was_of_an_earlier_process() {
         let folder = tempfile::tempdir().unwrap();
         let roots = vec![folder.path().to_owned()];
-        for streams in [&[("orders", 4, true), ("events", 1, false)][..], &[("parcels", 2, true)]] {
+        for streams in
+            [&[("orders", 4, true), ("events", 1, false), ("cache", 2, true)][..], &[("parcels", 2, true)]]
+        {
             let mut names = LogNames::new(roots.clone());
             names.learn(&routes(streams));
             names.write();
@@ -182,14 +210,29 @@ mod tests {
             names.write();
             assert!(names.writing.is_none(), "nothing is new");
         }
-        let keys = [("orders", 3), ("parcels", 0), ("events", 0), ("orders", 4)];
-        let keys = keys.map(|(stream, shard)| {
-            log_key(LogRole::Records, &name(stream), Incarnation(9), ShardIndex(shard))
-        });
+        let named = [
+            (LogRole::Records, "orders", 3),
+            (LogRole::Groups, "orders", 3),
+            (LogRole::Records, "parcels", 0),
+            (LogRole::Cache, "cache", 1),
+            (LogRole::Counters, "cache", 0),
+        ];
+        let nameless = [
+            (LogRole::Records, "events", 0),
+            (LogRole::Records, "orders", 4),
+            (LogRole::Cache, "orders", 0),
+            (LogRole::Records, "cache", 0),
+        ];
+        let key = |(role, stream, shard): &(LogRole, &str, u32)| {
+            log_key(*role, &name(stream), Incarnation(9), ShardIndex(*shard))
+        };
+        let keys: Vec<ShardKey> = named.iter().chain(&nameless).map(key).collect();
         let found = of_logs(folder.path(), &keys);
-        assert_eq!(found.len(), 2);
-        assert_eq!(found[&keys[0].name], (name("orders"), ShardIndex(3)));
-        assert_eq!(found[&keys[1].name], (name("parcels"), ShardIndex(0)));
+        assert_eq!(found.len(), named.len(), "{found:?}");
+        for of in &named {
+            let wanted = LogOf { role: of.0, name: name(of.1), shard: ShardIndex(of.2) };
+            assert_eq!(found[&key(of).name], wanted);
+        }
     }
 
     #[test]
@@ -207,6 +250,8 @@ mod tests {
             b"t/n/orders 65537\n",
             b"t/n/orders\n",
             b"t/n/orders/x 1\n",
+            b"t/n/orders 1 cache\n",
+            b"t/n/orders 1 stream\n",
             b"t/n/ord\x1bers 1\n",
             b"\xff\xfe\0\0",
             b"",

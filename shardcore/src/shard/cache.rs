@@ -4,6 +4,7 @@
 //! the logs were read to their ends, and nothing at all when they say what cannot be.
 //! Not here: what a write does (`projection`), which core asks (`turn`).
 
+mod compact;
 pub mod watch;
 
 use std::sync::Arc;

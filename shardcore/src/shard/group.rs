@@ -5,6 +5,7 @@
 //! settled in the log of the stream; while changes find no room in the log nothing else is taken on.
 //! Not here: what a request does (`projection::group`), who asks (`turn::groups`).
 
+mod compact;
 mod fetch;
 
 use std::collections::BTreeMap;

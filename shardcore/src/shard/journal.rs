@@ -2,7 +2,9 @@
 //! Sans-io. Scope: one per machine and log. Owns: the answers owed, the requests that wait for room.
 //! Invariants: an answer leaves only when the log has settled what it tells of; answers leave in the order in which they
 //! were owed; what waits is bounded in number and bytes.
-//! Not here: what records mean (`projection`), the bytes on their way to the disk (`felix_logstore`).
+//! Not here: making it shorter (`shorten`), what records mean (`projection`), the bytes on their way to the disk (`felix_logstore`).
+
+pub mod shorten;
 
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
@@ -67,6 +69,7 @@ pub struct Journal {
     parked_bytes: usize,
     full: bool,
     stopped: bool,
+    shortening: shorten::Shortening,
 }
 
 impl Journal {
@@ -93,6 +96,7 @@ impl Journal {
             parked_bytes: 0,
             full: false,
             stopped: log.stopped().is_some(),
+            shortening: shorten::Shortening::default(),
         };
         Some((journal, start))
     }
@@ -189,6 +193,7 @@ impl Journal {
         let batch = engine.append(self.at.log, claim, meta, records.iter().map(|r| (cx.unix_ms, *r)));
         assert!(batch.is_some(), "a log that gave a claim is there for its append");
         store.note_batch(bytes);
+        self.shortening.note_append(bytes);
         Ok(base)
     }
 

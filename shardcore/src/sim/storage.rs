@@ -131,6 +131,7 @@ impl Storage {
             space_high_bytes: 4 * MIB,
             retention: self.plan.retention,
             retain_every: self.plan.retain_every,
+            compact_bytes_per_sec: 64 << 20,
         }
     }
 

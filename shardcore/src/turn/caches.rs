@@ -129,14 +129,14 @@ impl Core {
         }
     }
 
-    /// Runs `change` on a shard of a cache, and sends what it and its watches say.
-    pub(super) fn with_cache(
+    /// Runs `change` on a shard of a cache, if it is there; what it and its watches say is sent with what the shards say.
+    pub(super) fn with_cache<T>(
         &mut self,
         now: Tick,
         id: ShardId,
-        change: impl FnOnce(&mut CacheShard, &mut ShardCx<'_>),
-    ) {
-        let Some(cache) = self.caches.get_mut(&id) else { return };
+        change: impl FnOnce(&mut CacheShard, &mut ShardCx<'_>) -> T,
+    ) -> Option<T> {
+        let cache = self.caches.get_mut(&id)?;
         let mut cx = ShardCx {
             free_bytes: 0,
             store: self.store.as_mut(),
@@ -144,10 +144,11 @@ impl Core {
             now,
             out: &mut self.shard_out,
         };
-        change(cache, &mut cx);
+        let done = change(cache, &mut cx);
         if cache.is_watch_ready() {
             cache.tell_watches(&mut cx);
         }
+        Some(done)
     }
 
     /// The log of a shard of a cache has settled everything below `end`.
@@ -179,7 +180,8 @@ impl Core {
             | PageReader::Numbers
             | PageReader::Poll { .. }
             | PageReader::Asked { .. }
-            | PageReader::State => {}
+            | PageReader::State
+            | PageReader::Compact => {}
         });
     }
 

@@ -20,6 +20,7 @@ use slab::Slab;
 
 use super::asking::{AskJob, AskedAgain};
 use super::caches::{CacheWanted, CachesLed};
+use super::compacting::Compacting;
 use super::counters::{CoreCounters, Counter};
 use super::lane::Lane;
 use super::listing::{ListMail, Listing};
@@ -123,6 +124,7 @@ pub struct Core {
     /// Consumer groups by their shard, and when the first of them has something to do.
     pub(super) groups: Map<ShardId, GroupShard>,
     pub(super) groups_due: Option<Tick>,
+    pub(super) compacting: Compacting,
     /// Machines opened over logs so far.
     pub(super) lives: u64,
     pub(super) next_retain: Tick,
@@ -211,6 +213,7 @@ impl Core {
             caches_unmade: Vec::new(),
             groups: Map::default(),
             groups_due: None,
+            compacting: Compacting::default(),
             lives: 0,
             next_retain: Tick::ZERO,
             next_log_figures: Tick::ZERO,
@@ -323,6 +326,7 @@ impl Core {
         self.run_store(now);
         self.run_groups(now);
         self.collect_for_watches(now);
+        self.run_compaction(now);
         self.flush_shards(now);
         self.flush_touched(now);
         self.pump_subscriptions(now);
@@ -381,7 +385,8 @@ impl Core {
         let idle = quiet && told && !self.tenants.is_untold() && self.drain == Drain::No;
         let sweep = self.next_sweep.filter(|_| !idle);
         let store = self.store.as_ref().and_then(Store::next_timeout);
-        self.quic.next_timeout().into_iter().chain(sweep).chain(store).chain(self.groups_due).min()
+        let due = [sweep, store, self.groups_due, self.compacting.due()];
+        self.quic.next_timeout().into_iter().chain(due.into_iter().flatten()).min()
     }
 
     /// Whether a drain has ended.
@@ -610,6 +615,7 @@ impl Core {
         self.sweep_lanes(now);
         self.sweep_caches(now);
         self.sweep_groups(now);
+        self.sweep_compaction(now);
         self.sweep_asks(now);
         self.sweep_watches(now);
         for (gauge, now) in self.gauges() {

@@ -93,8 +93,11 @@ counters! {
     LogDirectMicros Counter "log_direct_microseconds" "Time those writes took, in all.";
     LogSpilledBytes Counter "log_spilled_bytes" "Bytes brought from the commit file to segments.";
     LogFlushes Counter "log_flushes" "Syncs of logs that acknowledge before they sync.";
-    LogRetired Counter "log_segments_retired" "Segments removed by retention or with their stream.";
+    LogRetired Counter "log_segments_retired" "Segments removed by retention, compaction or with their stream.";
     LogRetiredBytes Counter "log_segments_retired_bytes" "Bytes of the files of those segments.";
+    LogCompactedBytes Counter "log_compacted_bytes" "Bytes written to the ends of logs of caches, counters and groups so that older segments may go.";
+    LogCompactedSegments Counter "log_compacted_segments" "Segments let go of so.";
+    LogsCompacting Gauge "log_compacting" "Logs that are longer than they should be.";
     LogUnansweredEver Counter "log_disk_slow" "Operations of logs that the disk did not answer within 5 s.";
     LogUnanswered Gauge "log_disk_unanswered" "Operations of logs that the disk has not answered for at least 5 s.";
     LogTroubles Counter "log_disk_errors" "Writes, syncs and other operations of logs that the disk refused.";

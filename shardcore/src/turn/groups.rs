@@ -63,14 +63,14 @@ impl Core {
         true
     }
 
-    /// Runs `change` on the groups of a shard; what they say is sent with what the shards say.
-    fn with_groups(
+    /// Runs `change` on the groups of a shard, if they are there; what they say is sent with what the shards say.
+    pub(super) fn with_groups<T>(
         &mut self,
         now: Tick,
         id: ShardId,
-        change: impl FnOnce(&mut GroupShard, &mut ShardCx<'_>),
-    ) {
-        let Some(groups) = self.groups.get_mut(&id) else { return };
+        change: impl FnOnce(&mut GroupShard, &mut ShardCx<'_>) -> T,
+    ) -> Option<T> {
+        let groups = self.groups.get_mut(&id)?;
         let mut cx = ShardCx {
             free_bytes: 0,
             store: self.store.as_mut(),
@@ -78,9 +78,10 @@ impl Core {
             now,
             out: &mut self.shard_out,
         };
-        change(groups, &mut cx);
+        let done = change(groups, &mut cx);
         let due = groups.next_deadline();
         self.groups_due = [self.groups_due, due].into_iter().flatten().min();
+        Some(done)
     }
 
     /// Nobody waits for a poll any more.

@@ -2,6 +2,7 @@
 
 mod asking;
 mod caches;
+mod compacting;
 pub mod core;
 pub mod counters;
 pub(crate) mod disks;

@@ -276,6 +276,7 @@ impl Core {
                     PageReader::Replay(LogRole::Groups) | PageReader::Poll { .. } => {
                         self.groups_page(now, page_for, Ok(&batches));
                     }
+                    PageReader::Compact => self.compaction_page(now, page_for, Ok(&batches)),
                     PageReader::Replay(_) | PageReader::Value { .. } | PageReader::Watch { .. } => {
                         self.cache_page(now, page_for, Ok(&batches));
                     }
@@ -284,6 +285,7 @@ impl Core {
             Event::StartMoved { log, start } => {
                 self.with_logged(now, at(log), |shard, _| shard.log_start_moved(start));
                 self.tell_groups_of(now, at(log), Some(start));
+                self.log_beside_starts(now, at(log), start);
             }
             Event::ReadFailed { log, read, error } => self.read_failed(now, at(log), read, &error),
             Event::CreateFailed { log, error } => {
@@ -448,6 +450,7 @@ impl Core {
             PageReader::Replay(LogRole::Groups) | PageReader::Poll { .. } => {
                 self.groups_page(now, page_for, Err(&why));
             }
+            PageReader::Compact => self.compaction_page(now, page_for, Err(&why)),
             PageReader::Replay(_) | PageReader::Value { .. } | PageReader::Watch { .. } => {
                 self.cache_page(now, page_for, Err(&why));
             }

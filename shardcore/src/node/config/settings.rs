@@ -95,6 +95,8 @@ settings! {
     retention_seconds: u64 = 0, "FELIX_DURABLE_RETENTION_SECONDS";
     /// How often retention is looked at, in milliseconds.
     retention_check_ms: u64 = 60_000, "FELIX_DURABLE_RETENTION_CHECK_MS";
+    /// Bytes a core reads or writes in a second to make logs of caches, counters and groups shorter, four times as many when one is far too long; 0 lets them grow.
+    compaction_bytes_per_sec: Size = Size(64 * MIB), "FELIX_STORAGE_COMPACTION_BYTES_PER_SEC";
     /// With less free on a drive, writes to its durable streams are refused; with twice as much they go on.
     disk_low: Size = Size(1_024 * MIB), "FELIX_DISK_LOW";
     /// How long a record that was handed out to a consumer group stays claimed, in milliseconds.

@@ -7,8 +7,8 @@ use std::path::Path;
 use felix_logstore::inspect::{BatchRow, Finding, Report, SegmentRow, ShardRow, SlotRow};
 use serde_json::{Value, json};
 
-use super::{Names, kind_name, policy_name, role_name, severity_name, state_name};
-use crate::snapshot::StreamName;
+use super::{LogOf, Names, kind_name, log_role_name, policy_name, role_name, severity_name, state_name};
+use crate::snapshot::{LogRole, StreamName};
 
 /// One object, with a line end.
 pub(super) fn render(dir: &Path, (report, names): (&Report, &Names), with_batches: bool) -> String {
@@ -48,12 +48,16 @@ fn slot(row: &SlotRow) -> Value {
 }
 
 fn shard(row: &ShardRow, names: &Names) -> Value {
-    let stream = names.get(&row.key.name).map(|(name, shard)| {
-        let StreamName { tenant, namespace, stream } = name;
-        json!({ "tenant": **tenant, "namespace": **namespace, "stream": **stream, "shard": shard.0 })
-    });
+    let of = names.get(&row.key.name);
+    let named = |roles: [LogRole; 2], what: &str| {
+        let LogOf { name: StreamName { tenant, namespace, stream }, shard, .. } =
+            of.filter(|of| roles.contains(&of.role))?;
+        Some(json!({ "tenant": **tenant, "namespace": **namespace, what: **stream, "shard": shard.0 }))
+    };
     json!({
-        "stream": stream,
+        "stream": named([LogRole::Records, LogRole::Groups], "stream"),
+        "cache": named([LogRole::Cache, LogRole::Counters], "cache"),
+        "log": of.map(|of| log_role_name(of.role)),
         "shard": row.key.to_string(),
         "hash": format!("{:032x}", row.key.name),
         "incarnation": row.key.incarnation.0,

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use felix_logstore::inspect::Report;
 
-use super::{Names, Show, kind_name, role_name, severity_name, state_name};
-use crate::snapshot::StreamName;
+use super::{LogOf, Names, Show, kind_name, role_name, severity_name, state_name};
+use crate::snapshot::{LogRole, StreamName};
 
 /// All of it, with line ends.
 pub(super) fn render(
@@ -52,12 +52,17 @@ fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
 }
 
 fn shards(report: &Report, names: &Names, out: &mut String) {
-    let header = ["shard", "incarnation", "segments", "start", "end", "records", "bytes", "state", "stream"];
+    let header = ["shard", "incarnation", "segments", "start", "end", "records", "bytes", "state", "log of"];
     let rows = report.shards.iter().map(|row| {
-        let name = names.get(&row.key.name);
-        let name = name.map(|(name, shard)| {
+        let name = names.get(&row.key.name).map(|LogOf { role, name, shard }| {
             let StreamName { tenant, namespace, stream } = name;
-            format!("{tenant}/{namespace}/{stream}/{}", shard.0)
+            let what = match role {
+                LogRole::Records => "",
+                LogRole::Cache => " (cache)",
+                LogRole::Counters => " (counters)",
+                LogRole::Groups => " (groups)",
+            };
+            format!("{tenant}/{namespace}/{stream}/{}{what}", shard.0)
         });
         vec![
             format!("{:032x}", row.key.name),

@@ -1,12 +1,12 @@
 //! Making the log of a cache shorter: what lives in its oldest segments is copied to its end, then they go. Sans-io.
-//! Scope: one [`Compaction`] per cache shard with a log. Owns: how far the copying is, and its pace.
+//! Scope: one [`Compaction`] per cache shard with a log. Owns: how far the copying is.
 //! Invariants: nothing goes before all that lived in it is on the device elsewhere; only what is neither overwritten nor
 //! deleted by anything claimed is copied, so a copy never lies behind the write that ended its value; a copy keeps the
 //! version; oldest first, so the delete of a key goes after every older value of it.
-//! Not here: reading, appending and removing (`shard`); which segments there are (`felix_logstore`).
+//! Not here: the pace (`turn::compacting`); reading, appending and removing (`shard`); which segments there are
+//! (`felix_logstore`).
 
 use felix_logstore::record::{Batch, BatchKind};
-use felix_runtime::clock::Tick;
 use felix_wire::id::Offset;
 
 use super::record::CacheRecord;
@@ -15,29 +15,36 @@ use crate::projection::record::BadRecord;
 
 /// The log may be this many times as long as what lives in it.
 const LOG_PER_LIVE: u64 = 2;
-/// A whole pass over the log must shorten it by one part of so many, else it is left alone until it has grown by half.
+/// A log that is so many times longer than it may be is compacted so many times as fast, and one that is longer still no
+/// faster: that leaves the core to its clients.
+const HASTE_MAX: u64 = 4;
+/// A pass over the whole log must shorten it by one part of so many, else it is left alone until it has grown by half.
 const GAIN_PART: u64 = 8;
-/// Bytes read at once, so that a page of copies is one batch and no write waits long behind it.
-const PAGE_BYTES: usize = 512 << 10;
-
-/// Pace and threshold.
-#[derive(Debug, Clone, Copy)]
-pub struct CompactSettings {
-    /// Bytes read per second.
-    pub bytes_per_sec: u64,
-    /// A log shorter than this is left alone.
-    pub log_bytes_min: u64,
-}
+/// Bytes read at once, so that no write waits long behind the copies of a page.
+const PAGE_BYTES: usize = 256 << 10;
 
 /// The log as it is.
 #[derive(Debug, Clone, Copy)]
 pub struct LogShape {
     pub start: Offset,
-    /// Where its oldest sealed segment ends; none when only the open one is left.
-    pub oldest_sealed_end: Option<Offset>,
+    /// Where the sealed segments end that are to go together; none when only the open one is left.
+    pub sealed_end: Option<Offset>,
     pub bytes: u64,
     /// Everything below is on the device.
     pub durable_end: Offset,
+}
+
+impl LogShape {
+    /// How much faster than usual a log in which `live_bytes` are in use should get shorter: 1 for one that is hardly longer
+    /// than it may be.
+    pub fn haste(&self, live_bytes: u64, log_bytes_min: u64) -> u64 {
+        (self.bytes / may_have(live_bytes, log_bytes_min).max(1)).clamp(1, HASTE_MAX)
+    }
+}
+
+/// Bytes up to which a log is left alone.
+pub fn may_have(live_bytes: u64, log_bytes_min: u64) -> u64 {
+    log_bytes_min.max(live_bytes.saturating_mul(LOG_PER_LIVE))
 }
 
 /// What is to be done.
@@ -45,8 +52,6 @@ pub struct LogShape {
 pub enum CompactStep {
     /// Nothing, until the log has grown.
     Idle,
-    /// Nothing before then.
-    WaitUntil(Tick),
     /// Nothing until the log's durable end has reached this.
     WaitDurable(Offset),
     /// Read a page and give it to [`CacheCore::compact_page`].
@@ -60,30 +65,46 @@ pub enum CompactStep {
 /// Decides whether a log is too long. Scope: one per compacted log.
 #[derive(Debug, Default)]
 pub struct Threshold {
-    /// Where the pass ends that is under way, and how long the log was when it began.
-    pass: Option<(Offset, u64)>,
+    pass: Option<Pass>,
     /// The last pass gained next to nothing: what is there is in use, or small batches take more than was reckoned.
     quiet_below: u64,
 }
 
+/// Going once over everything that was there at its beginning.
+#[derive(Debug, Clone, Copy)]
+struct Pass {
+    end: Offset,
+    /// How long the log was.
+    bytes: u64,
+    copied_bytes: u64,
+}
+
 impl Threshold {
-    /// Whether the oldest segment of a log in which `live_bytes` are in use should go.
-    pub fn exceeded(&mut self, shape: LogShape, live_bytes: u64, settings: CompactSettings) -> bool {
-        if shape.bytes <= settings.log_bytes_min.max(live_bytes.saturating_mul(LOG_PER_LIVE)) {
+    /// Whether sealed segments of a log in which `live_bytes` are in use should go. A log shorter than `log_bytes_min` is left
+    /// alone.
+    pub fn exceeded(&mut self, shape: LogShape, live_bytes: u64, log_bytes_min: u64) -> bool {
+        if shape.bytes <= may_have(live_bytes, log_bytes_min) {
             *self = Threshold::default();
             return false;
         }
         match self.pass {
             _ if shape.bytes < self.quiet_below => false,
-            Some((end, _)) if shape.start < end => true,
-            Some((_, bytes)) if shape.bytes > bytes - bytes / GAIN_PART => {
+            Some(pass) if shape.start < pass.end => true,
+            Some(pass) if pass.copied_bytes > pass.bytes - pass.bytes / GAIN_PART => {
                 *self = Threshold { pass: None, quiet_below: shape.bytes + shape.bytes / 2 };
                 false
             }
             _ => {
-                self.pass = Some((shape.durable_end, shape.bytes));
+                self.pass = Some(Pass { end: shape.durable_end, bytes: shape.bytes, copied_bytes: 0 });
                 true
             }
+        }
+    }
+
+    /// So many bytes of what was there were written to the end.
+    pub fn copied(&mut self, bytes: u64) {
+        if let Some(pass) = &mut self.pass {
+            pass.copied_bytes += bytes;
         }
     }
 }
@@ -102,15 +123,13 @@ struct Run {
 pub struct Compaction {
     run: Option<Run>,
     threshold: Threshold,
-    /// When the next page may be read.
-    next_at: Tick,
     /// Something could not be read; nothing is removed any more.
     stopped: bool,
 }
 
 impl CacheCore {
     /// What compaction is to do now.
-    pub fn compact(&mut self, now: Tick, shape: LogShape, settings: CompactSettings) -> CompactStep {
+    pub fn compact(&mut self, shape: LogShape, log_bytes_min: u64) -> CompactStep {
         let live_bytes = self.live_bytes();
         let compaction = &mut self.compaction;
         if compaction.stopped {
@@ -118,8 +137,8 @@ impl CacheCore {
         }
         let run = match &mut compaction.run {
             Some(run) => run,
-            None => match shape.oldest_sealed_end {
-                Some(end) if compaction.threshold.exceeded(shape, live_bytes, settings) => {
+            None => match shape.sealed_end {
+                Some(end) if compaction.threshold.exceeded(shape, live_bytes, log_bytes_min) => {
                     compaction.run.insert(Run { next: shape.start, end, reading: false, durable: Offset(0) })
                 }
                 _ => return CompactStep::Idle,
@@ -134,12 +153,7 @@ impl CacheCore {
                 _ => CompactStep::Trim { start: run.end },
             };
         }
-        if now < compaction.next_at {
-            return CompactStep::WaitUntil(compaction.next_at);
-        }
         run.reading = true;
-        let nanos = (PAGE_BYTES as u64).saturating_mul(1_000_000_000) / settings.bytes_per_sec.max(1);
-        compaction.next_at = now + std::time::Duration::from_nanos(nanos);
         CompactStep::Read { from: run.next, until: run.end, bytes_max: PAGE_BYTES }
     }
 
@@ -199,9 +213,10 @@ impl CacheCore {
         Some(Draft { key: key.into(), change })
     }
 
-    /// All copies of the page have offsets.
-    pub fn copies_claimed(&mut self) {
+    /// All copies of the page have offsets; they take `bytes` of the log.
+    pub fn copies_claimed(&mut self, bytes: u64) {
         let end = self.claimed.end();
+        self.compaction.threshold.copied(bytes);
         if let Some(run) = &mut self.compaction.run {
             // What was not copied because of a claim must be durable too.
             run.durable = end;
@@ -209,7 +224,8 @@ impl CacheCore {
         }
     }
 
-    /// There was no room for the copies: the page beginning at `from` is read again later.
+    /// There was no room for all of the copies: the page beginning at `from` is read again later. Copies that were claimed may
+    /// be made once more.
     pub fn copies_put_off(&mut self, from: Offset) {
         if let Some(run) = &mut self.compaction.run {
             (run.next, run.reading) = (from, false);

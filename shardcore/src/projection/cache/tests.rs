@@ -1,9 +1,8 @@
 use std::collections::BTreeMap;
 
-use felix_runtime::clock::Tick;
 use felix_runtime::sim::SimRng;
 
-use super::compact::{CompactSettings, CompactStep, LogShape};
+use super::compact::{CompactStep, LogShape};
 use super::interest::Interest;
 use super::watch::{Next, Started, WatchFrom, WatchId, WatchLimits, WatchRefused};
 use super::*;
@@ -416,24 +415,23 @@ fn a_retained_watch_gets_the_current_values_with_their_number_first() {
     assert_eq!((started.values, started.counted), (0, true), "zero is an answer");
 }
 
-fn compact(cache: &mut Logged, settings: CompactSettings, segment: u64) {
-    let mut now = Tick::ZERO;
+fn compact(cache: &mut Logged, log_bytes_min: u64, segment: u64) {
     for _ in 0..10_000 {
         let sealed = Offset((cache.log.start.0 / segment + 1) * segment);
         let shape = LogShape {
             start: cache.log.start,
-            oldest_sealed_end: (sealed <= cache.log.end).then_some(sealed),
+            sealed_end: (sealed <= cache.log.end).then_some(sealed),
             bytes: cache.log.bytes(),
             durable_end: cache.log.end,
         };
-        match cache.core.compact(now, shape, settings) {
+        match cache.core.compact(shape, log_bytes_min) {
             CompactStep::Idle => return,
-            CompactStep::WaitUntil(at) => now = at,
             CompactStep::Read { from, until, .. } => {
                 let (batches, end) = cache.log.page(from, 4).unwrap();
                 let copies = cache.core.compact_page(&batches, end.min(until), cache.now_ms).unwrap();
+                let bytes = copies.iter().map(|copy| copy.encoded_len() as u64).sum();
                 cache.claim_all(copies);
-                cache.core.copies_claimed();
+                cache.core.copies_claimed(bytes);
                 cache.settle();
             }
             CompactStep::Trim { start } => {
@@ -446,7 +444,8 @@ fn compact(cache: &mut Logged, settings: CompactSettings, segment: u64) {
     panic!("compaction does not end");
 }
 
-const EAGER: CompactSettings = CompactSettings { bytes_per_sec: 64 << 20, log_bytes_min: 10_000 };
+/// Length up to which a log is left alone.
+const LEFT_ALONE: u64 = 10_000;
 
 #[test]
 fn compaction_keeps_every_value_and_version_and_brings_nothing_back() {
@@ -460,7 +459,7 @@ fn compaction_keeps_every_value_and_version_and_brings_nothing_back() {
     }
     let versions: Vec<_> = (0..10_u64).map(|key| cache.get(&key.to_le_bytes()).unwrap()).collect();
     let before = cache.log.bytes();
-    compact(&mut cache, EAGER, 64);
+    compact(&mut cache, LEFT_ALONE, 64);
     assert!(cache.log.bytes() < before / 10, "{} of {before}", cache.log.bytes());
     for mut seen in [cache.rebuilt(), cache] {
         assert_eq!(seen.core.len(), 10);
@@ -476,17 +475,10 @@ fn a_write_claimed_while_its_key_is_compacted_wins() {
     cache.put(b"deleted", b"v");
     cache.put(b"overwritten", b"v");
     cache.put(b"kept", b"v");
-    let shape = LogShape {
-        start: Offset(0),
-        oldest_sealed_end: Some(Offset(3)),
-        bytes: 1 << 20,
-        durable_end: Offset(3),
-    };
-    let settings = CompactSettings { bytes_per_sec: 1 << 20, log_bytes_min: 0 };
-    let CompactStep::Read { .. } = cache.core.compact(Tick::ZERO, shape, settings) else {
-        panic!("it reads")
-    };
-    assert_eq!(cache.core.compact(Tick::ZERO, shape, settings), CompactStep::Reading);
+    let shape =
+        LogShape { start: Offset(0), sealed_end: Some(Offset(3)), bytes: 1 << 20, durable_end: Offset(3) };
+    let CompactStep::Read { .. } = cache.core.compact(shape, 0) else { panic!("it reads") };
+    assert_eq!(cache.core.compact(shape, 0), CompactStep::Reading);
     let Ok(Delete::Append { draft, .. }) =
         cache.core.delete(b"deleted", Condition::Always, (false, None), 1_000)
     else {
@@ -500,11 +492,11 @@ fn a_write_claimed_while_its_key_is_compacted_wins() {
     copies.into_iter().for_each(|copy| {
         cache.claim(copy);
     });
-    cache.core.copies_claimed();
-    assert_eq!(cache.core.compact(Tick::ZERO, shape, settings), CompactStep::WaitDurable(Offset(6)));
+    cache.core.copies_claimed(100);
+    assert_eq!(cache.core.compact(shape, 0), CompactStep::WaitDurable(Offset(6)));
     cache.settle();
     let durable = LogShape { durable_end: Offset(6), ..shape };
-    assert_eq!(cache.core.compact(Tick::ZERO, durable, settings), CompactStep::Trim { start: Offset(3) });
+    assert_eq!(cache.core.compact(durable, 0), CompactStep::Trim { start: Offset(3) });
     cache.log.trim(Offset(3));
     for mut seen in [cache.rebuilt(), cache] {
         assert_eq!(seen.get(b"deleted"), None);
@@ -520,7 +512,7 @@ fn a_watch_below_the_compacted_log_begins_with_the_current_values_or_is_told_whe
     for number in 0..2_000_u64 {
         cache.put(&(number % 3).to_le_bytes(), &[0; 1_000]);
     }
-    compact(&mut cache, EAGER, 64);
+    compact(&mut cache, LEFT_ALONE, 64);
     assert!(cache.log.start > Offset(100));
     let found = cache.drain(slow);
     assert!(found.len() >= 4);

@@ -1,25 +1,26 @@
-//! Making the log of counters shorter: counters whose newest record lies in the oldest segments get a checkpoint at its
+//! Making the log of counters shorter: counters whose newest record lies in its sealed segments get a checkpoint at its
 //! end, then those segments go. Sans-io. Scope: one [`Checkpointing`] per counter shard with a log.
 //! Invariants: nothing goes before every counter has a record elsewhere on the device, and so have the producers.
-//! Not here: removing segments (`shard`).
+//! Not here: the pace (`turn::compacting`), removing segments (`shard`).
 
-use felix_runtime::clock::Tick;
 use felix_wire::id::Offset;
 
 use super::{Change, CounterCore, Draft, RECORD_OVERHEAD_BYTES, add_len};
-use crate::projection::cache::compact::{CompactSettings, LogShape, Threshold};
+use crate::projection::cache::compact::{LogShape, Threshold};
 
-/// Counters looked at, and checkpoints made, in one step.
+/// Counters looked at in one step, and checkpoints made.
 const STEP_SLOTS: u32 = 16_384;
 const STEP_DRAFTS: usize = 4_096;
+/// Bytes of the checkpoints of one step, at which it ends: no add waits long behind them.
+const STEP_BYTES: u64 = 256 << 10;
 
 /// What is to be done.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CounterStep {
     /// Nothing, until the log has grown.
     Idle,
-    /// Nothing before then.
-    WaitUntil(Tick),
+    /// Ask again: counters were looked at that need nothing.
+    Again,
     /// Nothing until the log's durable end has reached this.
     WaitDurable(Offset),
     /// Claim all of these before anything else, or none; then ask again.
@@ -31,7 +32,11 @@ pub enum CounterStep {
 #[derive(Debug, Clone, Copy)]
 struct Run {
     end: Offset,
+    /// Where the last step began, and where the next does.
+    step_slot: u32,
     next_slot: u32,
+    /// Of the checkpoints of the last step.
+    step_bytes: u64,
     producers_done: bool,
     /// Everything claimed when the last of them was, once it was.
     durable: Option<Offset>,
@@ -39,7 +44,7 @@ struct Run {
 
 impl Run {
     fn new(end: Offset) -> Run {
-        Run { end, next_slot: 0, producers_done: false, durable: None }
+        Run { end, step_slot: 0, next_slot: 0, step_bytes: 0, producers_done: false, durable: None }
     }
 }
 
@@ -48,64 +53,67 @@ impl Run {
 pub struct Checkpointing {
     run: Option<Run>,
     threshold: Threshold,
-    next_at: Tick,
 }
 
 impl CounterCore {
-    /// What is to be done now. Slots whose drafts were not claimed are looked at again, so a step may be put off by not
-    /// claiming anything and saying [`Self::checkpoints_put_off`].
-    pub fn checkpoint(&mut self, now: Tick, shape: LogShape, settings: CompactSettings) -> CounterStep {
+    /// What is to be done now. `shape` names the end of the newest sealed segment: what is known of producers is written once
+    /// for all that go. A step may be put off by not claiming anything and saying [`Self::checkpoints_put_off`].
+    pub fn checkpoint(&mut self, shape: LogShape, log_bytes_min: u64) -> CounterStep {
         let live_bytes = self.live_bytes();
-        let mut run = match (self.checkpointing.run, shape.oldest_sealed_end) {
+        let mut run = match (self.checkpointing.run, shape.sealed_end) {
             (Some(run), _) => run,
-            (None, Some(end)) if self.checkpointing.threshold.exceeded(shape, live_bytes, settings) => {
+            (None, Some(end)) if self.checkpointing.threshold.exceeded(shape, live_bytes, log_bytes_min) => {
                 Run::new(end)
             }
             _ => return CounterStep::Idle,
         };
-        if now < self.checkpointing.next_at {
-            return CounterStep::WaitUntil(self.checkpointing.next_at);
-        }
-        let (mut drafts, mut bytes) = (Vec::new(), 0_u64);
+        // What the last step gave was claimed, or it was taken back.
+        self.checkpointing.threshold.copied(std::mem::take(&mut run.step_bytes));
+        let drafts = self.next_checkpoints(&mut run);
+        let step = match run.durable {
+            _ if !drafts.is_empty() => CounterStep::Append(drafts),
+            None => CounterStep::Again,
+            Some(end) if end > shape.durable_end => CounterStep::WaitDurable(end),
+            Some(_) => CounterStep::Trim { start: run.end },
+        };
+        self.checkpointing.run = Some(run);
+        step
+    }
+
+    fn next_checkpoints(&self, run: &mut Run) -> Vec<Draft> {
+        let mut drafts = Vec::new();
+        run.step_slot = run.next_slot;
         let last = self.table.slots().min(run.next_slot.saturating_add(STEP_SLOTS));
-        while run.next_slot < last && drafts.len() < STEP_DRAFTS {
+        while run.next_slot < last && drafts.len() < STEP_DRAFTS && run.step_bytes < STEP_BYTES {
             if let Some((key, sum)) = self.table.at(run.next_slot).filter(|(_, sum)| sum.record < run.end) {
-                bytes += add_len(key.len()) as u64 + RECORD_OVERHEAD_BYTES;
+                run.step_bytes += add_len(key.len()) as u64 + RECORD_OVERHEAD_BYTES;
                 let change = Change::Checkpoint { key: key.into(), sum: sum.claimed };
                 drafts.push(Draft { change, number: None });
             }
             run.next_slot += 1;
         }
-        let slots_done = run.next_slot >= self.table.slots();
-        if drafts.is_empty() && slots_done && !run.producers_done {
+        if !drafts.is_empty() || run.next_slot < self.table.slots() {
+            return drafts;
+        }
+        if !run.producers_done {
             run.producers_done = true;
             if self.producers.producers() > 0 {
                 let mut snapshot = Vec::new();
                 self.producers.encode(self.claimed_end, &mut snapshot);
-                bytes = snapshot.len() as u64;
+                run.step_bytes = snapshot.len() as u64;
                 drafts.push(Draft { change: Change::Producers { snapshot }, number: None });
+                return drafts;
             }
         }
-        if drafts.is_empty() && slots_done {
-            run.durable.get_or_insert(self.claimed_end);
-        }
-        self.checkpointing.run = Some(run);
-        if !drafts.is_empty() {
-            let nanos = bytes.saturating_mul(1_000_000_000) / settings.bytes_per_sec.max(1);
-            self.checkpointing.next_at = now + std::time::Duration::from_nanos(nanos);
-            return CounterStep::Append(drafts);
-        }
-        match run.durable {
-            None => CounterStep::WaitUntil(now),
-            Some(end) if end > shape.durable_end => CounterStep::WaitDurable(end),
-            Some(_) => CounterStep::Trim { start: run.end },
-        }
+        run.durable.get_or_insert(self.claimed_end);
+        drafts
     }
 
     /// There was no room for the drafts of the last step.
     pub fn checkpoints_put_off(&mut self) {
         if let Some(run) = &mut self.checkpointing.run {
-            *run = Run::new(run.end);
+            // Only the last step has the producers, and its slots are all behind.
+            (run.next_slot, run.step_bytes, run.producers_done) = (run.step_slot, 0, false);
         }
     }
 

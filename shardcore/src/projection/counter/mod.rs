@@ -18,7 +18,7 @@ use felix_logstore::record::{Batch, BatchKind};
 use felix_wire::id::{Offset, ProducerId, Sequence};
 
 use crate::projection::keys::{KEY_OVERHEAD_BYTES, KEYS_MAX, KeyTable, Slot};
-use crate::projection::producer::{Numbered, ProducerCore, Verdict};
+use crate::projection::producer::{Numbered, PRODUCER_BYTES_MAX, ProducerCore, Verdict};
 use crate::projection::record::{BadRecord, KEY_BYTES_MAX, RecordFault};
 use checkpoint::Checkpointing;
 pub use checkpoint::CounterStep;
@@ -199,10 +199,11 @@ impl CounterCore {
         self.settled_end
     }
 
-    /// Bytes of the log that the newest record of every counter takes.
+    /// Bytes of the log that the newest record of every counter takes, and what is known of producers at most.
     pub fn live_bytes(&self) -> u64 {
         let each = add_len(0) as u64 + RECORD_OVERHEAD_BYTES;
-        self.table.len() as u64 * each + self.table.key_bytes() as u64
+        let producers = self.producers.producers() as u64 * PRODUCER_BYTES_MAX;
+        self.table.len() as u64 * each + self.table.key_bytes() as u64 + producers
     }
 
     /// Bytes of memory that the counters take.

@@ -1,16 +1,16 @@
 use std::collections::BTreeMap;
 
-use felix_runtime::clock::Tick;
 use felix_runtime::sim::SimRng;
 
 use super::*;
-use crate::projection::cache::compact::{CompactSettings, LogShape};
+use crate::projection::cache::compact::LogShape;
 use crate::projection::producer::ProducerIds;
 use crate::projection::test_log::TestLog;
 
 mod model;
 
-const EAGER: CompactSettings = CompactSettings { bytes_per_sec: 64 << 20, log_bytes_min: 4_000 };
+/// Length up to which a log is left alone.
+const LEFT_ALONE: u64 = 4_000;
 
 struct Logged {
     core: CounterCore,
@@ -78,18 +78,17 @@ impl Logged {
     }
 
     fn compact(&mut self, segment: u64) {
-        let mut now = Tick::ZERO;
         for step in 0..10_000 {
-            let sealed = Offset((self.log.start.0 / segment + 1) * segment);
+            let sealed = Offset(self.log.end.0 / segment * segment);
             let shape = LogShape {
                 start: self.log.start,
-                oldest_sealed_end: (sealed <= self.log.end).then_some(sealed),
+                sealed_end: (sealed > self.log.start).then_some(sealed),
                 bytes: self.log.bytes(),
                 durable_end: self.core.settled_end(),
             };
-            match self.core.checkpoint(now, shape, EAGER) {
+            match self.core.checkpoint(shape, LEFT_ALONE) {
                 CounterStep::Idle => return,
-                CounterStep::WaitUntil(at) => now = at,
+                CounterStep::Again => {}
                 CounterStep::WaitDurable(_) => self.settle(),
                 CounterStep::Append(_) if step % 5 == 4 => self.core.checkpoints_put_off(),
                 CounterStep::Append(drafts) => drafts.into_iter().for_each(|draft| {

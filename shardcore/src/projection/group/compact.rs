@@ -1,11 +1,11 @@
-//! Making the log of groups shorter: every group is written to its end as it is, then the oldest segments go. Sans-io.
+//! Making the log of groups shorter: every group is written to its end as it is, then the sealed segments go. Sans-io.
 //! Scope: one [`Compacting`] per log of groups. Invariants: nothing goes before every group lies behind it on the device.
-//! Not here: removing segments (`shard`).
+//! Not here: the pace (`turn::compacting`), removing segments (`shard`).
 
 use felix_wire::id::Offset;
 
 use super::{Draft, GroupsCore};
-use crate::projection::cache::compact::{CompactSettings, LogShape, Threshold};
+use crate::projection::cache::compact::{LogShape, Threshold};
 use crate::projection::group::durable::Durable;
 use crate::projection::group::record::CHANGE_BYTES;
 
@@ -29,10 +29,19 @@ pub enum GroupStep {
 #[derive(Debug)]
 struct Run {
     end: Offset,
-    /// The last group that was written.
+    /// The last group that was written, and the one before the last step.
     written: Option<Box<str>>,
+    written_before: Option<Box<str>>,
+    /// Of the last step.
+    step_bytes: u64,
     /// Everything claimed when the last group was written.
     durable: Option<Offset>,
+}
+
+impl Run {
+    fn new(end: Offset) -> Run {
+        Run { end, written: None, written_before: None, step_bytes: 0, durable: None }
+    }
 }
 
 /// See the module.
@@ -43,27 +52,29 @@ pub struct Compacting {
 }
 
 impl GroupsCore {
-    fn live_bytes(&self) -> u64 {
-        let bytes =
-            |durable: &Durable, name: &str| (durable.changes() * CHANGE_BYTES + name.len() + 15) as u64;
-        self.groups.iter().map(|(_, (name, group))| bytes(&group.durable, name)).sum()
+    /// Bytes of the log that every group takes, written once.
+    pub fn live_bytes(&self) -> u64 {
+        self.groups.iter().map(|(_, (name, group))| bytes_of(&group.durable, name)).sum()
     }
 
-    /// What is to be done now. All drafts of [`Self::take_drafts`] must have been claimed.
-    pub fn compact(&mut self, shape: LogShape, settings: CompactSettings) -> GroupStep {
+    /// What is to be done now. All drafts of [`Self::take_drafts`] must have been claimed. `shape` names the end of the newest
+    /// sealed segment: every group is written once for all that go.
+    pub fn compact(&mut self, shape: LogShape, log_bytes_min: u64) -> GroupStep {
         if self.compacting.run.is_none() {
-            if shape.bytes <= settings.log_bytes_min {
+            if shape.bytes <= log_bytes_min {
                 return GroupStep::Idle;
             }
             let live_bytes = self.live_bytes();
-            match shape.oldest_sealed_end {
-                Some(end) if self.compacting.threshold.exceeded(shape, live_bytes, settings) => {
-                    self.compacting.run = Some(Run { end, written: None, durable: None });
+            match shape.sealed_end {
+                Some(end) if self.compacting.threshold.exceeded(shape, live_bytes, log_bytes_min) => {
+                    self.compacting.run = Some(Run::new(end));
                 }
                 _ => return GroupStep::Idle,
             }
         }
         let Some(run) = &mut self.compacting.run else { return GroupStep::Idle };
+        // What the last step gave was claimed, or it was taken back.
+        self.compacting.threshold.copied(std::mem::take(&mut run.step_bytes));
         if let Some(end) = run.durable {
             return if end > shape.durable_end {
                 GroupStep::WaitDurable(end)
@@ -76,6 +87,7 @@ impl GroupsCore {
             Some(name) => (std::ops::Bound::Excluded(name.clone()), std::ops::Bound::Unbounded),
             None => (std::ops::Bound::Unbounded, std::ops::Bound::Unbounded),
         };
+        run.written_before.clone_from(&run.written);
         for (name, at) in self.names.range::<Box<str>, _>(behind) {
             if changes >= STEP_CHANGES {
                 break;
@@ -88,6 +100,7 @@ impl GroupsCore {
             };
             let snapshot = group.durable.snapshot();
             changes += snapshot.len();
+            run.step_bytes += bytes_of(&group.durable, name);
             drafts.push(Draft { group: name.clone(), changes: snapshot });
         }
         if drafts.is_empty() {
@@ -100,7 +113,8 @@ impl GroupsCore {
     /// There was no room for the drafts of the last step.
     pub fn compaction_put_off(&mut self) {
         if let Some(run) = &mut self.compacting.run {
-            run.written = None;
+            run.written.clone_from(&run.written_before);
+            run.step_bytes = 0;
         }
     }
 
@@ -110,4 +124,8 @@ impl GroupsCore {
             self.compacting.run = None;
         }
     }
+}
+
+fn bytes_of(durable: &Durable, name: &str) -> u64 {
+    (durable.changes() * CHANGE_BYTES + name.len() + 15) as u64
 }

@@ -1,7 +1,7 @@
 use felix_runtime::sim::SimRng;
 
 use super::*;
-use crate::projection::cache::compact::{CompactSettings, LogShape};
+use crate::projection::cache::compact::LogShape;
 use crate::projection::record::RecordFault;
 use crate::projection::test_log::TestLog;
 
@@ -545,16 +545,15 @@ fn groups_that_nobody_uses_keep_what_their_log_says() {
 }
 
 fn compact(shard: &mut Shard, segment: u64) {
-    let settings = CompactSettings { bytes_per_sec: 1 << 30, log_bytes_min: 3_000 };
     for step in 0..1_000 {
-        let sealed = Offset((shard.log.start.0 / segment + 1) * segment);
+        let sealed = Offset(shard.log.end.0 / segment * segment);
         let shape = LogShape {
             start: shard.log.start,
-            oldest_sealed_end: (sealed <= shard.log.end).then_some(sealed),
+            sealed_end: (sealed > shard.log.start).then_some(sealed),
             bytes: shard.log.bytes(),
             durable_end: shard.log.end,
         };
-        match shard.core.compact(shape, settings) {
+        match shard.core.compact(shape, 3_000) {
             GroupStep::Idle => return,
             GroupStep::WaitDurable(end) => assert!(end <= shard.log.end),
             GroupStep::Append(_) if step % 4 == 3 => shard.core.compaction_put_off(),

@@ -20,7 +20,7 @@ use felix_wire::id::{CoreId, Offset, ProducerId, Sequence};
 
 pub use digest::Digest;
 use history::{History, Remembered};
-pub use snapshot::SnapshotError;
+pub use snapshot::{PRODUCER_BYTES_MAX, SnapshotError};
 
 /// Producers a shard remembers (semantics 2.5).
 pub const PRODUCERS_MAX: usize = 4_096;

@@ -23,6 +23,8 @@ const HEAD_BYTES: usize = 28;
 const PRODUCER_BYTES: usize = 20;
 const BATCH_BYTES: usize = 20;
 const CHECKSUM_BYTES: usize = 4;
+/// Bytes of a snapshot that one producer takes at most.
+pub const PRODUCER_BYTES_MAX: u64 = (PRODUCER_BYTES + BATCHES_PER_PRODUCER_MAX * BATCH_BYTES) as u64;
 
 /// Why bytes are not a snapshot. The log still has everything: replay it from its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -1,6 +1,7 @@
 //! Cores with logs over one simulated disk, seen from another core: what it sends and what it is answered.
 
 mod caches;
+mod compaction;
 mod confirm;
 mod groups;
 mod streams;
@@ -56,6 +57,7 @@ fn settings(policy: Fsync) -> StoreSettings {
         space_high_bytes: 16 * MIB,
         retention: Retention::default(),
         retain_every: Duration::from_secs(1),
+        compact_bytes_per_sec: 64 << 20,
     }
 }
 
@@ -73,6 +75,8 @@ struct World {
     at: LanePos,
     returned: VecDeque<Job>,
     incarnation: u64,
+    /// Milliseconds since 1970; they pass when a test says so.
+    unix_ms: u64,
     answers: Vec<ShardOutput>,
     told: Vec<FromCore>,
 }
@@ -107,6 +111,7 @@ impl World {
             at: LanePos { epoch: 0, seq: 0 },
             returned: VecDeque::new(),
             incarnation: 1,
+            unix_ms: 1_000,
             answers: Vec::new(),
             told: Vec::new(),
         };

@@ -131,7 +131,7 @@ impl History {
     fn compact(&mut self) {
         self.settle_all();
         let start = self.cache.log.start;
-        compact(&mut self.cache, CompactSettings { bytes_per_sec: 1 << 30, log_bytes_min: 2_000 }, 16);
+        compact(&mut self.cache, 2_000, 16);
         self.settled = self.cache.log.end.0;
         if self.cache.log.start > start {
             self.whole_from = self.settled;

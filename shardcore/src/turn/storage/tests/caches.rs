@@ -62,7 +62,7 @@ pub(super) fn send(world: &mut World, token: u64, ask: Ask) {
 }
 
 /// What was answered since the last call, by token.
-fn answers(world: &mut World) -> Vec<(u64, Option<Reply>)> {
+pub(super) fn answers(world: &mut World) -> Vec<(u64, Option<Reply>)> {
     let told = std::mem::take(&mut world.answers).into_iter().map(|answer| match answer {
         ShardOutput::Answered { token, reply } => (token.0, Some(reply)),
         ShardOutput::AskBack { token, .. } => (token.0, None),
@@ -79,7 +79,7 @@ pub(super) fn ask(world: &mut World, ask: Ask) -> Reply {
     reply.clone()
 }
 
-fn key(number: usize) -> Bytes {
+pub(super) fn key(number: usize) -> Bytes {
     format!("k{number}").into()
 }
 

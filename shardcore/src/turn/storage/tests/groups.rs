@@ -7,7 +7,7 @@ use crate::shard::ask::{Ask, AskRefused, AskToken, GroupAsk, GroupWhat, Reply};
 const MS: Duration = Duration::from_millis(1);
 
 /// A core that leads the shard, with `records` in it that say their offset.
-fn world(policy: Fsync, records: u64) -> World {
+pub(super) fn world(policy: Fsync, records: u64) -> World {
     let mut world = World::new(policy);
     grant(&mut world, &mut Vec::new());
     world.serve(0, LogSource::New);
@@ -29,7 +29,7 @@ fn grant(world: &mut World, found: &mut Vec<LogState>) {
     world.cores[0].handle_admin(world.now, ToCore::Log(LogOrder::Open { key, volume: 0, source }));
 }
 
-fn restart(mut world: World, policy: Fsync) -> World {
+pub(super) fn restart(mut world: World, policy: Fsync) -> World {
     world.disk.kill();
     let (mut next, mut logs) = World::over(world.disk, policy, 1);
     grant(&mut next, &mut logs);
@@ -38,12 +38,12 @@ fn restart(mut world: World, policy: Fsync) -> World {
     next
 }
 
-fn send(world: &mut World, token: u64, what: GroupWhat) {
+pub(super) fn send(world: &mut World, token: u64, what: GroupWhat) {
     let ask = Ask::Group(Box::new(GroupAsk { group: "g".into(), what }));
     world.ask(0, ShardInput::Ask { token: AskToken(token), ask });
 }
 
-fn poll(most: u32, wait: Duration) -> GroupWhat {
+pub(super) fn poll(most: u32, wait: Duration) -> GroupWhat {
     GroupWhat::Poll {
         connection: ConnectionId(1),
         max_records: most,
@@ -54,7 +54,7 @@ fn poll(most: u32, wait: Duration) -> GroupWhat {
     }
 }
 
-fn answers(world: &mut World) -> Vec<(u64, Reply)> {
+pub(super) fn answers(world: &mut World) -> Vec<(u64, Reply)> {
     let told = std::mem::take(&mut world.answers).into_iter().filter_map(|answer| match answer {
         ShardOutput::Answered { token, reply } => Some((token.0, reply)),
         ShardOutput::Published { .. } => None,
@@ -64,7 +64,7 @@ fn answers(world: &mut World) -> Vec<(u64, Reply)> {
 }
 
 /// Asks, as a core does: again when it comes back because the log of the groups is being read.
-fn ask(world: &mut World, what: GroupWhat) -> Reply {
+pub(super) fn ask(world: &mut World, what: GroupWhat) -> Reply {
     send(world, 1, what.clone());
     world.run(MS * 30);
     for _ in 0..20 {
@@ -84,12 +84,12 @@ fn ask(world: &mut World, what: GroupWhat) -> Reply {
 }
 
 /// Offset, what the record says, and which time it is handed out.
-fn records(reply: &Reply) -> Vec<(u64, u64, u32)> {
+pub(super) fn records(reply: &Reply) -> Vec<(u64, u64, u32)> {
     let Reply::Polled(records) = reply else { panic!("not records: {reply:?}") };
     records.iter().map(|r| (r.handed.offset.0, number(&r.payload), r.handed.attempts)).collect()
 }
 
-fn polled(world: &mut World, most: u32) -> Vec<(u64, u64, u32)> {
+pub(super) fn polled(world: &mut World, most: u32) -> Vec<(u64, u64, u32)> {
     records(&ask(world, poll(most, Duration::ZERO)))
 }
 
