@@ -40,12 +40,19 @@ pub(super) struct Compacting {
     due: Option<Tick>,
     /// None of them could go on.
     waits: bool,
+    /// The logs are being closed.
+    ended: bool,
 }
 
 impl Compacting {
     /// When a log may go on.
     pub fn due(&self) -> Option<Tick> {
         self.due
+    }
+
+    /// Nothing more is asked of any log.
+    pub fn end(&mut self) {
+        *self = Compacting { ended: true, ..Compacting::default() };
     }
 
     fn add(&mut self, log: LogOf, now: Tick) {
@@ -77,7 +84,8 @@ impl Core {
 
     /// Looks for logs that may be too long.
     pub(super) fn sweep_compaction(&mut self, now: Tick) {
-        if self.compact_bytes_per_sec() == 0 || now < self.compacting.next_look {
+        let ended = self.compacting.ended || self.compact_bytes_per_sec() == 0;
+        if ended || now < self.compacting.next_look {
             return;
         }
         self.compacting.next_look = now + LOOK_EVERY;

@@ -109,6 +109,7 @@ impl Core {
     /// Writes down what has to be and closes all logs. Nothing is served afterwards; `turn` goes on until
     /// `is_store_closed`.
     pub fn close_store(&mut self) {
+        self.compacting.end();
         if let Some(store) = &mut self.store {
             store.close();
         }

@@ -51,7 +51,7 @@ impl CacheShard {
             CompactStep::Idle => Shortened::Done,
             CompactStep::Reading => Shortened::Waits,
             CompactStep::WaitDurable(_) => {
-                log.hurry(cx);
+                log.hurry(haste, cx);
                 Shortened::Waits
             }
             CompactStep::Read { from, until, bytes_max } => {
@@ -120,7 +120,7 @@ impl CacheShard {
             CounterStep::Idle => Shortened::Done,
             CounterStep::Again => Shortened::Moved { bytes: 0 },
             CounterStep::WaitDurable(_) => {
-                log.hurry(cx);
+                log.hurry(haste, cx);
                 Shortened::Waits
             }
             CounterStep::Append(drafts) => {

@@ -25,10 +25,11 @@ impl GroupShard {
             return Shortened::Waits;
         }
         let Some(shape) = self.log.shape(true, cx) else { return Shortened::Waits };
+        let haste = shape.haste(self.groups.live_bytes(), LOG_BYTES_MIN);
         match self.groups.compact(shape, LOG_BYTES_MIN) {
             GroupStep::Idle => Shortened::Done,
             GroupStep::WaitDurable(_) => {
-                self.log.hurry(cx);
+                self.log.hurry(haste, cx);
                 Shortened::Waits
             }
             GroupStep::Append(drafts) => {
@@ -44,7 +45,7 @@ impl GroupShard {
                 };
                 self.groups.claimed(Offset(base.0 + records.len() as u64));
                 let bytes = records.iter().map(|record| record.len() as u64).sum::<u64>();
-                Shortened::Moved { bytes: bytes / shape.haste(self.groups.live_bytes(), LOG_BYTES_MIN) }
+                Shortened::Moved { bytes: bytes / haste }
             }
             GroupStep::Trim { start } => {
                 self.log.trim(start, cx);

@@ -108,10 +108,12 @@ impl Journal {
         Some(base)
     }
 
-    /// What was settled is to become durable; nothing else might ever see to that.
-    pub fn hurry(&self, cx: &mut ShardCx<'_>) {
+    /// What was settled is to become durable. A log that is synced from time to time anyway is only made so at once when it is
+    /// far too long.
+    pub fn hurry(&self, haste: u64, cx: &mut ShardCx<'_>) {
         let Some(engine) = cx.store.as_deref_mut().and_then(|store| store.engine(self.at)) else { return };
-        if engine.log(self.at.log).is_some_and(|log| log.config().policy == Fsync::None) {
+        let policy = engine.log(self.at.log).map(|log| log.config().policy);
+        if haste > 1 || policy != Some(Fsync::Periodic) {
             engine.make_durable(self.at.log);
         }
     }
