@@ -75,8 +75,6 @@ struct World {
     at: LanePos,
     returned: VecDeque<Job>,
     incarnation: u64,
-    /// Milliseconds since 1970; they pass when a test says so.
-    unix_ms: u64,
     answers: Vec<ShardOutput>,
     told: Vec<FromCore>,
 }
@@ -111,7 +109,6 @@ impl World {
             at: LanePos { epoch: 0, seq: 0 },
             returned: VecDeque::new(),
             incarnation: 1,
-            unix_ms: 1_000,
             answers: Vec::new(),
             told: Vec::new(),
         };
