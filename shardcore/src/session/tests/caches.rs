@@ -196,7 +196,7 @@ fn a_stream_with_as_many_unanswered_as_it_may_have_is_read_on_when_they_are_answ
 }
 
 /// A cache whose shard has no log: what is asked of it waits until its time is over.
-fn without_log(pair: &mut Pair) {
+pub(super) fn without_log(pair: &mut Pair) {
     let mut routes = Pair::streams().to_vec();
     let owners = vec![Owner::Here { core: CoreId(0), generation: Generation(2) }];
     routes[1] = Arc::new(StreamRoute { log: Some(Default::default()), owners, ..(*routes[1]).clone() });
