@@ -214,9 +214,8 @@ fn write_refusal(answering: &Answering, refusal: &Refusal, wording: Wording, out
         return;
     }
     if let Answering::Log(told) = answering {
-        return write_log_refusal(*told, refusal, codes, out);
+        return write_log_refusal(*told, refusal, wording.codes, out);
     }
-    refusal.to_message(codes).encode_frame(out);
     refusal.to_message(wording.codes).encode_frame_as(wording.form, out);
 }
 

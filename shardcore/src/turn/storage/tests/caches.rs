@@ -356,7 +356,7 @@ fn a_shard_that_begins_while_the_last_writes_settle_reads_all_of_its_logs() {
     send(&mut world, 1, add(2));
     send(&mut world, 2, put(2, b"two"));
     world.turn();
-    world.now = world.now + Duration::from_millis(5);
+    world.now += Duration::from_millis(5);
     world.disk.advance_to(world.now);
     while let Some(done) = world.disk.poll_done() {
         let (core, token) = world.asked.remove(&done.token).expect("somebody asked");
