@@ -9,9 +9,12 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use felix_bench::compare_disk::{Bounds, Cases, DiskComparison};
+use felix_bench::requests::{RequestKind, usual_shape};
 use felix_bench::shape::{Acks, Shape, ShapeError};
 use felix_bench::sink::Framing;
 use felix_bench::target::{Target, TargetError, read, read_roots};
+
+use crate::request_commands::{FormArg, RequestArgs};
 
 /// Measures Felix. Without a command: throughput and server CPU cost of the canonical shape, two numbers.
 #[derive(Debug, Parser)]
@@ -23,7 +26,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Publish to a broker or to a sink, and read back when asked to.
+    /// Publish to a broker or to a sink, and read back when asked to; or make single requests.
     Load(LoadArgs),
     /// Take publishes as a broker does and keep nothing.
     Sink(SinkArgs),
@@ -31,6 +34,9 @@ pub enum Command {
     CompareSink(CompareArgs),
     /// Compare the durable path of a broker with the raw disk below it, in alternating rounds.
     CompareDisk(CompareDiskArgs),
+    /// Compare single requests at a broker (caches, counters, groups) with a sink, an echo and a subscription, in alternating
+    /// rounds; status 4 when a bound is not kept.
+    CompareRequests(crate::request_commands::CompareRequestsArgs),
     #[command(flatten)]
     Peer(crate::peer_commands::PeerCommand),
     /// Measure every row of the table of what the data path must reach, and say which hold; status 1 when one falls short.
@@ -105,11 +111,14 @@ pub enum AcksArg {
     None,
 }
 
+/// The shape without a name.
+const CANONICAL: &str = "canonical";
+
 /// The workload: a named shape, changed by what is given.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ShapeArgs {
     /// A built-in shape (canonical, unacked, small, fanout, connections) or a file of one.
-    #[arg(long, default_value = "canonical")]
+    #[arg(long, default_value = CANONICAL)]
     shape: String,
     /// Bytes of a record.
     #[arg(long, value_name = "BYTES")]
@@ -151,7 +160,7 @@ pub struct ShapeArgs {
 impl Default for ShapeArgs {
     fn default() -> ShapeArgs {
         ShapeArgs {
-            shape: "canonical".to_owned(),
+            shape: CANONICAL.to_owned(),
             size: None,
             batch: None,
             acks: None,
@@ -170,7 +179,11 @@ impl Default for ShapeArgs {
 
 impl ShapeArgs {
     pub fn shape(&self) -> Result<Shape, ShapeError> {
-        let named = Shape::named(&self.shape)?;
+        self.changed(Shape::named(&self.shape)?)
+    }
+
+    /// That shape with what was given.
+    fn changed(&self, named: Shape) -> Result<Shape, ShapeError> {
         let mut shape = Shape {
             record_bytes: self.size.unwrap_or(named.record_bytes),
             batch_records: self.batch.unwrap_or(named.batch_records),
@@ -201,6 +214,11 @@ impl ShapeArgs {
 pub struct LoadArgs {
     #[command(flatten)]
     workload: ShapeArgs,
+    #[command(flatten)]
+    pub requests: RequestArgs,
+    /// How single requests are written.
+    #[arg(long, value_enum, default_value_t = FormArg::Binary)]
+    pub form: FormArg,
     #[arg(long, value_enum, default_value_t = To::Broker)]
     pub to: To,
     /// Ready file of a running `felix dev` or sink.
@@ -249,6 +267,8 @@ impl Default for LoadArgs {
     fn default() -> LoadArgs {
         LoadArgs {
             workload: ShapeArgs::default(),
+            requests: RequestArgs::default(),
+            form: FormArg::Binary,
             to: To::Broker,
             dev: None,
             addr: None,
@@ -269,18 +289,28 @@ impl Default for LoadArgs {
 }
 
 impl LoadArgs {
+    /// Single requests have a usual shape of their own, which the same flags change.
     pub fn shape(&self) -> Result<Shape, ShapeError> {
-        self.workload.shape()
+        let usual = self.requests.kind().map(|_| usual_shape());
+        self.workload.changed(match usual.filter(|_| self.workload.shape == CANONICAL) {
+            Some(usual) => usual,
+            None => Shape::named(&self.workload.shape)?,
+        })
     }
 
     /// Arguments of a sink for this load.
     pub fn sink_args(&self, shape: &Shape) -> Vec<String> {
-        let args = [
+        let mut args = vec![
             ("--cpu", self.server_cpu.to_string()),
             ("--mtu", shape.mtu.to_string()),
             ("--spin-us", "0".to_owned()),
             ("--framing", self.framing.name().to_owned()),
         ];
+        match self.requests.kind() {
+            Some(RequestKind::CacheGet) => args.push(("--value-bytes", shape.record_bytes.to_string())),
+            Some(_) => args.push(("--value-bytes", "0".to_owned())),
+            None => {}
+        }
         args.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
     }
 
@@ -331,6 +361,9 @@ pub struct SinkArgs {
     /// Hand publishes on to whoever subscribed, instead of throwing them away.
     #[arg(long, conflicts_with_all = ["framing", "driver"])]
     pub relay: bool,
+    /// Answer single requests in their binary form with a value of so many bytes, for 0 with none.
+    #[arg(long, value_name = "BYTES", conflicts_with_all = ["relay", "driver"])]
+    pub value_bytes: Option<u32>,
     /// What carries the bytes.
     #[arg(long, value_enum, default_value_t = DriverArg::Felix)]
     pub driver: DriverArg,

@@ -133,6 +133,15 @@ impl DevBroker {
         self.create(name, shards, &["--durable"])
     }
 
+    /// Makes a cache of `shards` shards. It has logs.
+    ///
+    /// # Errors
+    /// As `create_stream`.
+    pub fn create_cache(&self, name: &str, shards: u32) -> Result<(), ClusterError> {
+        let shards = shards.to_string();
+        noun_command("cache", &self.ready_file, &["create", name, "--shards", &shards])
+    }
+
     fn create(&self, name: &str, shards: u32, extra: &[&str]) -> Result<(), ClusterError> {
         let shards = shards.to_string();
         stream_command(&self.ready_file, &[&["create", name, "--shards", &shards], extra].concat())
@@ -165,18 +174,22 @@ impl DevBroker {
 /// # Errors
 /// The command refuses; its words are in the error.
 pub fn stream_command(ready_file: &Path, args: &[&str]) -> Result<(), ClusterError> {
+    noun_command("stream", ready_file, args)
+}
+
+fn noun_command(noun: &str, ready_file: &Path, args: &[&str]) -> Result<(), ClusterError> {
     let output = Command::new(binary("felix")?)
-        .arg("stream")
+        .arg(noun)
         .args(args)
         .arg("--dev")
         .arg(ready_file)
         .output()
-        .map_err(|error| ClusterError::Io { what: "felix stream".to_owned(), error })?;
+        .map_err(|error| ClusterError::Io { what: format!("felix {noun}"), error })?;
     if output.status.success() {
         return Ok(());
     }
     Err(ClusterError::Command {
-        command: format!("felix stream {}", args.join(" ")),
+        command: format!("felix {noun} {}", args.join(" ")),
         log: String::from_utf8_lossy(&output.stderr).into_owned(),
     })
 }

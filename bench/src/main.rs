@@ -5,6 +5,7 @@
 mod args;
 mod gate_command;
 mod peer_commands;
+mod request_commands;
 mod runs;
 
 use std::path::Path;
@@ -19,6 +20,7 @@ use felix_bench::compare_disk;
 use felix_bench::load::{self, LoadPlan};
 use felix_bench::machine::{pin_thread, raise_priority};
 use felix_bench::measure::LoadReport;
+use felix_bench::requests::{self, RequestKind, RequestPlan};
 use felix_bench::shape::Shape;
 use felix_bench::sink::{Sink, SinkOptions};
 use felix_bench::target::{Ready, Target};
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         Some(Command::Sink(args)) => run_sink(&args),
         Some(Command::CompareSink(args)) => run_compare(&args),
         Some(Command::CompareDisk(args)) => run_compare_disk(&args),
+        Some(Command::CompareRequests(args)) => args.run(),
         Some(Command::Peer(command)) => command.run().map_err(anyhow::Error::from),
         Some(Command::Gate(args)) => gate_command::run(&args).map_err(Into::into),
         Some(Command::Drift(args)) => gate_command::run_drift(&args).map_err(Into::into),
@@ -112,7 +115,15 @@ fn measured(args: &LoadArgs) -> anyhow::Result<LoadReport> {
     pin_thread(args.cpu);
     let target = args.corrected(target);
     let name = if args.to == To::Sink { "sink" } else { "broker" };
-    let report = load::run(&LoadPlan { name: name.to_owned(), target, shape })?;
+    let name = name.to_owned();
+    let report = match args.requests.kind() {
+        Some(kind) => {
+            let plan = RequestPlan { name, target, kind, form: args.form.into(), shape };
+            let sink = args.to == To::Sink;
+            if sink { requests::run_unprepared(&plan)? } else { requests::run(&plan)? }
+        }
+        None => load::run(&LoadPlan { name, target, shape })?,
+    };
     drop(started);
     Ok(report)
 }
@@ -128,7 +139,13 @@ enum Started {
 fn start_broker(folder: &Path, args: &LoadArgs, shape: &Shape) -> anyhow::Result<DevBroker> {
     let broker = compare::start_broker(folder, args.server_cpu, shape)
         .context("no broker was named (--dev, --addr) and none could be started")?;
-    compare::create_stream(&broker, &args.stream, shape)?;
+    match args.requests.kind() {
+        Some(RequestKind::GroupPage) => {
+            anyhow::bail!("a group needs a broker that runs, with records in its stream (--dev, --addr)")
+        }
+        Some(_) => broker.create_cache(&args.stream, 1)?,
+        None => compare::create_stream(&broker, &args.stream, shape)?,
+    }
     Ok(broker)
 }
 
@@ -140,6 +157,7 @@ fn run_sink(args: &SinkArgs) -> anyhow::Result<ExitCode> {
         spin: Duration::from_micros(args.spin_us),
         framing: args.framing.into(),
         relay: args.relay,
+        value_bytes: args.value_bytes,
     };
     if args.driver == DriverArg::Quinn {
         return run_quinn_sink(args, &options);

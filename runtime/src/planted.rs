@@ -24,11 +24,23 @@ pub enum Defect {
     NamesakeLog,
     /// Offsets without records are passed over in silence.
     GapUntold,
+    /// Requests about caches, counters and groups are answered when their change is on its way to the log.
+    AnswerBeforeSettled,
+    /// A log of a cache is read without its deletes.
+    DeleteForgotten,
+    /// Values of a cache that were read from its log do not end.
+    LifeForgotten,
+    /// A numbered add that comes again is added again.
+    AddCountedTwice,
+    /// A log of groups is read without what was acknowledged.
+    AckForgotten,
+    /// A record that is handed out is not held.
+    ClaimNotHeld,
 }
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 9] = [
+    pub const ALL: [Defect; 15] = [
         Defect::AckBeforeSync,
         Defect::SpillNotSynced,
         Defect::FailedWriteIgnored,
@@ -38,6 +50,12 @@ impl Defect {
         Defect::UnsettledServed,
         Defect::NamesakeLog,
         Defect::GapUntold,
+        Defect::AnswerBeforeSettled,
+        Defect::DeleteForgotten,
+        Defect::LifeForgotten,
+        Defect::AddCountedTwice,
+        Defect::AckForgotten,
+        Defect::ClaimNotHeld,
     ];
 }
 

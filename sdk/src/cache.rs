@@ -20,6 +20,7 @@ use felix_wire::limits::KEY_LEN_MAX;
 use crate::cache::watch::{WatchBuilder, Watched};
 use crate::client::Client;
 use crate::error::Error;
+use crate::limits::ZERO_COPY_BYTES;
 use crate::name::StreamName;
 use crate::request::{Ask, Place, Repeat, RequestError};
 
@@ -83,7 +84,10 @@ impl Cache {
             .answer(ask, message, |answer| match answer {
                 Message::CacheValue(value) => {
                     let version = value.version;
-                    Some((value.request_id, value.value.clone().map(|value| Entry { value, version })))
+                    Some((
+                        value.request_id,
+                        value.value.as_ref().map(|value| Entry { value: kept(value), version }),
+                    ))
                 }
                 _ => None,
             })
@@ -162,7 +166,7 @@ impl Cache {
         };
         self.place
             .answer(ask, message, |answer| match answer {
-                Message::CacheValue(value) => Some((value.request_id, value.value.clone())),
+                Message::CacheValue(value) => Some((value.request_id, value.value.as_ref().map(kept))),
                 _ => None,
             })
             .await
@@ -213,6 +217,11 @@ impl Cache {
     fn names<'a>(&'a self, key: &'a str) -> (Cow<'a, str>, Cow<'a, str>, Cow<'a, str>, Cow<'a, str>) {
         names(&self.place, key)
     }
+}
+
+/// A value as the application may keep it: a small one may be a slice of a receive buffer many times its size.
+fn kept(value: &Bytes) -> Bytes {
+    if value.len() < ZERO_COPY_BYTES { Bytes::copy_from_slice(value) } else { value.clone() }
 }
 
 /// Tenant, namespace, cache and key.

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use felix_wire::client::{Auth, Error as WireError, Message};
+use felix_wire::client::{Auth, Error as WireError, Form, Message};
 use felix_wire::error_code::{ErrorCode, ErrorDetail, RetryClass};
 use felix_wire::features::Features;
 use felix_wire::flags::Flags;
-use felix_wire::frame::Frame;
+use felix_wire::frame::{DecodeError, Frame};
 use felix_wire::id::CoreId;
 use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
 
@@ -47,6 +47,7 @@ fn client_features() -> Features {
         .union(Features::POSITIONS)
         .union(Features::ORDERED_ANSWERS)
         .union(Features::NUMBERED_WRITES)
+        .union(Features::BINARY_MESSAGES)
 }
 
 /// How long this client waits for things.
@@ -105,6 +106,11 @@ impl Granted {
         cores: None,
         core: None,
     };
+
+    /// The form of requests that have one beside JSON.
+    pub(crate) fn form(&self) -> Form {
+        if self.features.contains(Features::BINARY_MESSAGES) { Form::Binary } else { Form::Json }
+    }
 
     /// # Errors
     /// [`Error::NotServed`] naming `what` when the bit is missing.
@@ -304,6 +310,9 @@ impl Link {
             }
             other => return Err(unexpected("auth", &other)),
         };
+        if stream.granted.form() == Form::Binary {
+            stream.recv.take_binary_messages();
+        }
         Ok(stream)
     }
 
@@ -370,15 +379,17 @@ fn apply_window(connection: &Connection, subscriptions: u32) {
     connection.set_receive_window(VarInt::from_u64(window).unwrap_or(VarInt::MAX));
 }
 
-/// Reads a JSON frame.
+/// Reads a message in either form; what may be read of a stream is the reader's to say.
 ///
 /// # Errors
-/// [`Error::Protocol`] for a binary frame or a payload that is no message.
+/// [`Error::Protocol`] for a frame of another kind or a payload that is no message.
 pub(crate) fn decode(frame: &Frame) -> Result<Message<'_>, Error> {
-    if frame.flags != 0 {
-        return Err(Error::protocol(format!("a binary frame {:#06x} instead of an answer", frame.flags)));
-    }
-    Message::decode(&frame.payload).map_err(|e| Error::protocol(e.to_string()))
+    Message::decode_frame(frame).map_err(|e| match e {
+        DecodeError::UnknownFlags(flags) => {
+            Error::protocol(format!("a binary frame {flags:#06x} instead of an answer"))
+        }
+        other => Error::protocol(other.to_string()),
+    })
 }
 
 pub(crate) fn unexpected(what: &'static str, message: &Message<'_>) -> Error {

@@ -140,7 +140,7 @@ pub const BATCH_BYTES_MAX: usize = 256 << 10;
 pub const FRAME_RUN_BYTES_MAX: usize = FRAME_PAYLOAD_MAX as usize - 3 * NAME_LEN_MAX - KEY_LEN_MAX - 64;
 /// Encoded bytes waiting for the transport; beyond it records stay unmerged in the lane's queue.
 pub const WRITE_AHEAD_BYTES: usize = 512 << 10;
-/// Records of at least this size are handed to the transport without a copy.
+/// Records and values of at least this size are handed to the transport without a copy.
 pub const ZERO_COPY_BYTES: usize = 32 << 10;
 /// How often the shards of a stream are asked for while unacknowledged records are sent (client-protocol 6).
 pub const ROUTE_REFRESH: Duration = Duration::from_secs(5);

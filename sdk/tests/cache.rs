@@ -72,7 +72,7 @@ async fn what_cannot_be_sent_is_refused_before_anything_is() {
         assert!(matches!(error, RequestError::Invalid { .. }), "{error:?}");
         assert_eq!(error.retry_class(), RetryClass::Fatal);
     }
-    let huge = cache.put("k", vec![0; 13 << 20], None).await.unwrap_err();
+    let huge = cache.put("k", vec![0; 17 << 20], None).await.unwrap_err();
     assert!(matches!(huge, RequestError::TooLarge { .. }), "{huge:?}");
     assert!(broker.state.lock().requests.seen.is_empty());
     cache.put("k", "after it", None).await.unwrap();

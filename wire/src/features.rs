@@ -105,6 +105,8 @@ impl Features {
         ORDERED_ANSWERS = (0, 0x0400_0000);
         /// Private: serves `producer_id` and `sequence` on `counter_add` and `commit`.
         NUMBERED_WRITES = (0, 0x0800_0000);
+        /// Private: reads frames with the flags `Flags::BINARY_MESSAGE`, and answers a request in the form it came in.
+        BINARY_MESSAGES = (0, 0x1000_0000);
     }
 
     /// Every public bit, without the marker.

@@ -45,6 +45,10 @@ impl Flags {
     /// Modifies an event batch: append time per event.
     pub const EVENT_TIMESTAMPS: Self = Self(0x4000);
 
+    /// Private: a message in its binary form. Alone, and only between peers that both set `Features::BINARY_MESSAGES`;
+    /// the protocol leaves the bit undefined and every other peer refuses it.
+    pub const BINARY_MESSAGE: Self = Self(0x8000);
+
     /// Every defined bit. A frame with another one is refused.
     pub const KNOWN: Self = Self(0x7fff);
     /// What a peer that announced nothing understands.

@@ -115,13 +115,14 @@ impl FrameHeader {
 pub struct Frame {
     /// Flag bits as received.
     pub flags: u16,
-    /// The payload; empty when a flag bit is unknown, whatever its length was on the wire.
+    /// The payload; empty when its reader does not know a flag bit, whatever its length was on the wire.
     pub payload: Bytes,
 }
 
 impl Frame {
-    /// True when a flag bit is not known. The body was read and dropped; a broker answers `invalid_request`
-    /// and goes on, a client gives the stream up (client-protocol 2).
+    /// True when a flag bit is not known to the protocol. The body was read and dropped, unless the reader takes binary
+    /// messages and this is one; a broker answers `invalid_request` and goes on, a client gives the stream up
+    /// (client-protocol 2).
     #[must_use]
     pub fn unknown_flags(&self) -> bool {
         Flags(self.flags).unknown() != Flags(0)
@@ -146,6 +147,7 @@ const EMPTY_HEADER: State = State::Header { bytes: [0; HEADER_LEN], have: 0 };
 #[derive(Debug)]
 pub struct FrameReader {
     max_payload: u32,
+    binary_messages: bool,
     chunks: VecDeque<Bytes>,
     chunk_bytes: usize,
     state: State,
@@ -155,12 +157,30 @@ impl FrameReader {
     /// A reader at the start of a stream that takes payloads of up to `max_payload` bytes.
     #[must_use]
     pub fn new(max_payload: u32) -> Self {
-        Self { max_payload, chunks: VecDeque::new(), chunk_bytes: 0, state: EMPTY_HEADER }
+        Self {
+            max_payload,
+            binary_messages: false,
+            chunks: VecDeque::new(),
+            chunk_bytes: 0,
+            state: EMPTY_HEADER,
+        }
     }
 
     /// Changes the limit for frames whose header has not been judged yet.
     pub fn set_max_payload(&mut self, max_payload: u32) {
         self.max_payload = max_payload;
+    }
+
+    /// Frames with the flags `Flags::BINARY_MESSAGE` and no other come out whole from now on, for peers that negotiated
+    /// them. Holds for frames whose header has not been judged yet.
+    pub fn take_binary_messages(&mut self) {
+        self.binary_messages = true;
+    }
+
+    /// Whether frames with these flags come out whole; of others only the flags do.
+    #[must_use]
+    pub fn knows(&self, flags: Flags) -> bool {
+        flags.unknown() == Flags(0) || (self.binary_messages && flags == Flags::BINARY_MESSAGE)
     }
 
     /// Takes the next bytes of the stream. After a fatal error they are dropped.
@@ -234,7 +254,7 @@ impl FrameReader {
             other => other,
         };
         match judged {
-            Ok(header) if Flags(header.flags).unknown() != Flags(0) => {
+            Ok(header) if !self.knows(Flags(header.flags)) => {
                 self.state = State::Discard { flags: header.flags, remaining: header.length as usize };
             }
             Ok(header) => self.state = State::Payload { header, gathered: Vec::new() },

@@ -12,7 +12,6 @@ pub mod error_code;
 pub mod features;
 pub mod flags;
 pub mod frame;
-#[cfg(feature = "peer")]
 pub mod generated;
 pub mod id;
 pub mod limits;

@@ -3,9 +3,11 @@
 use std::alloc::System;
 
 use bytes::{Bytes, BytesMut};
-use felix_wire::client::{BinaryPublish, EventBatch, Message, PublishHead, Records, encode_publish};
+use felix_wire::client::{
+    BinaryPublish, CachePut, EventBatch, Form, Message, PublishHead, Records, encode_publish,
+};
 use felix_wire::limits::{FRAME_PAYLOAD_MAX, FRAME_TRUST_BYTES};
-use felix_wire::{Flags, FrameHeader, FrameReader, HEADER_LEN, Offset};
+use felix_wire::{Flags, FrameHeader, FrameReader, HEADER_LEN, Offset, RequestId};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
@@ -31,6 +33,7 @@ fn shared(bytes: Vec<u8>) -> Bytes {
 #[test]
 fn decoding_costs_no_more_memory_than_the_input_is_worth() {
     a_batch_is_decoded_without_allocating();
+    a_binary_message_is_decoded_without_allocating();
     a_count_nobody_can_hold_reserves_nothing();
     a_header_alone_reserves_nothing();
     a_frame_under_way_costs_a_small_multiple_of_what_arrived();
@@ -67,6 +70,24 @@ fn a_batch_is_decoded_without_allocating() {
     let sum: usize = events();
     assert_eq!(sum, 6_000);
     assert_eq!(cost(events).0, 0, "an event frame of 1,000 records");
+}
+
+fn a_binary_message_is_decoded_without_allocating() {
+    let put = Message::CachePut(CachePut {
+        tenant_id: "t1".into(),
+        namespace: "default".into(),
+        cache: "sessions".into(),
+        key: "user:1".into(),
+        value: Bytes::from(vec![7; 100_000]),
+        request_id: Some(RequestId(1)),
+        ttl_ms: Some(60_000),
+    });
+    let mut out = BytesMut::new();
+    put.encode_frame_as(Form::Binary, &mut out);
+    let payload = shared(out[HEADER_LEN..].to_vec());
+    let decode = || Message::decode_binary(&payload).map(drop).expect("a put");
+    decode();
+    assert_eq!(cost(decode).0, 0, "a put of 100,000 bytes");
 }
 
 fn a_count_nobody_can_hold_reserves_nothing() {

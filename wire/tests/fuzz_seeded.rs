@@ -33,6 +33,7 @@ fn number(name: &str, default: u64) -> u64 {
 fn frames() -> Vec<Vec<u8>> {
     let files = [
         include_str!("vectors/binary-events.json"),
+        include_str!("vectors/binary-messages.json"),
         include_str!("vectors/binary-publish-ack.json"),
         include_str!("vectors/binary-publish.json"),
         include_str!("vectors/frame-header.json"),
@@ -155,6 +156,13 @@ fn any_stream_reads_the_same_whole_and_in_pieces() {
 #[test]
 fn any_json_is_refused_or_survives_being_written() {
     run(checks::json_message, &json_seeds());
+}
+
+#[test]
+fn any_binary_message_is_refused_or_survives_being_written() {
+    let payload = |seed: Vec<u8>| seed[2..].to_vec();
+    let seeds: Vec<_> = seeds_with_flag(0x8000).into_iter().map(payload).collect();
+    run(checks::binary_message, &seeds);
 }
 
 #[test]

@@ -12,7 +12,7 @@ pub mod programs;
 #[cfg(feature = "peers")]
 pub mod quinn_sink;
 pub mod redis;
-mod report;
+pub(crate) mod report;
 pub mod runs;
 pub mod system;
 pub mod table;
@@ -79,7 +79,7 @@ fn on_a_disk(dir: &Path) -> Result<(), PeerError> {
 }
 
 /// Runs a load on a thread that stays on `cpu`.
-fn on_cpu<T: Send + 'static>(
+pub(crate) fn on_cpu<T: Send + 'static>(
     cpu: usize,
     what: &str,
     work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,

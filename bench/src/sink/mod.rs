@@ -59,6 +59,8 @@ pub struct SinkOptions {
     pub framing: Framing,
     /// Publishes are handed on to whoever subscribed.
     pub relay: bool,
+    /// Requests in the binary form are answered with a value of so many bytes, for 0 with none; otherwise they are not served.
+    pub value_bytes: Option<u32>,
 }
 
 impl Default for SinkOptions {
@@ -71,6 +73,7 @@ impl Default for SinkOptions {
             spin: Duration::ZERO,
             framing: Framing::default(),
             relay: false,
+            value_bytes: None,
         }
     }
 }
@@ -118,12 +121,13 @@ impl Sink {
         let ending = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&ending);
         let (framing, relays) = (options.framing, options.relay);
+        let answer = options.value_bytes.map(connection::Answer::new);
         let socket = group.sockets.into_iter().next().ok_or(BindError::NoCores)?;
         let core = spawn_core(spec, socket, move |io| async move {
             if relays {
                 serve::run(io, relay::Relay::new(quic), seen).await
             } else {
-                serve::serve(io, quic, framing, seen).await
+                serve::serve(io, quic, (framing, answer), seen).await
             }
         })?;
         Ok(Sink { address, certificate_pem, ending, waker, core: Some(core) })

@@ -17,7 +17,7 @@ use felix_wire::frame::{DecodeError, Frame, FrameReader};
 use felix_wire::id::SubscriptionId;
 use felix_wire::limits::FRAME_PAYLOAD_MAX;
 
-use super::connection::{OUT_BYTES_MAX, hello};
+use super::connection::{FEATURES, OUT_BYTES_MAX, hello};
 use super::serve::{CONN_WINDOW, READ_BYTES, Serves, SinkCounts, StreamKey, TURN_BYTES};
 
 /// Pieces that wait for one subscription before no publish is read: a head and a run for each batch.
@@ -184,7 +184,7 @@ impl Relay {
         match Message::decode(&frame.payload)? {
             Message::Auth(_) if !asking.authenticated => {
                 asking.authenticated = true;
-                hello(&mut asking.out);
+                hello(&mut asking.out, FEATURES);
                 self.quic.set_receive_window(at.0, CONN_WINDOW);
                 Ok(())
             }

@@ -13,7 +13,7 @@ use felix_runtime::executor::CoreIo;
 use felix_runtime::quic::{ConnKey, Dir, Quic, QuicEvent, ReadOutcome, StreamId, Transmits, VarInt};
 
 use super::Framing;
-use super::connection::SinkStream;
+use super::connection::{Answer, SinkStream};
 use super::split::Discard;
 
 /// The broker's windows (architecture 7).
@@ -37,6 +37,8 @@ pub struct SinkCounts {
     pub publishes: u64,
     /// Of those, acked ones, which were all answered.
     pub answered: u64,
+    /// Requests in the binary form, which were all answered.
+    pub requests: u64,
     /// Bytes copied into the buffer.
     pub bytes: u64,
     /// Streams given up because of what came on them.
@@ -48,6 +50,7 @@ pub type StreamKey = (ConnKey, StreamId);
 struct Server {
     quic: Quic,
     framing: Framing,
+    answer: Option<Answer>,
     streams: HashMap<StreamKey, SinkStream, foldhash::fast::RandomState>,
     /// Streams with something to read.
     ready: VecDeque<StreamKey>,
@@ -66,10 +69,16 @@ pub trait Serves {
 }
 
 /// Takes publishes until `ending` is set and the core is woken.
-pub async fn serve(io: CoreIo, quic: Quic, framing: Framing, ending: Arc<AtomicBool>) -> SinkCounts {
+pub async fn serve(
+    io: CoreIo,
+    quic: Quic,
+    (framing, answer): (Framing, Option<Answer>),
+    ending: Arc<AtomicBool>,
+) -> SinkCounts {
     let server = Server {
         quic,
         framing,
+        answer,
         streams: HashMap::default(),
         ready: VecDeque::new(),
         held: VecDeque::new(),
@@ -135,7 +144,8 @@ impl Server {
         match event {
             QuicEvent::Connected => self.counts.connections += 1,
             QuicEvent::StreamOpened { stream, dir: Dir::Bi } => {
-                self.streams.insert((key, stream), SinkStream::new(key, stream, self.framing));
+                self.streams
+                    .insert((key, stream), SinkStream::new(key, stream, self.framing, self.answer.clone()));
             }
             QuicEvent::StreamOpened { stream, dir: Dir::Uni } => {
                 self.quic.stop_sending(key, stream, VarInt::from_u32(1));

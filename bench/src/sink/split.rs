@@ -1,6 +1,6 @@
 //! Frames taken off a stream while they arrive. Scope: one per receiving stream of the sink.
 //! Owns: the header and the first bytes of the frame under way; the bytes of a JSON message.
-//! Invariants: payload bytes of publishes go to the discard buffer once and are kept nowhere else; bytes from the network
+//! Invariants: payload bytes of publishes and requests go to the discard buffer once and are kept nowhere else; bytes from the network
 //! never panic; a JSON message is bounded.
 //! Not here: what a frame is answered (`connection`).
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing))]
@@ -54,6 +54,8 @@ pub enum Ended {
     Json(Vec<u8>),
     /// A publish, with the id to answer when it is acked.
     Publish(Option<RequestId>),
+    /// A request in its binary form.
+    Request,
 }
 
 #[derive(Debug)]
@@ -62,6 +64,7 @@ enum State {
     Json { text: Vec<u8>, left: usize },
     Request { bytes: [u8; REQUEST_LEN], have: usize, left: usize },
     Payload { request: Option<RequestId>, left: usize },
+    Message { left: usize },
 }
 
 const AT_HEADER: State = State::Header { bytes: [0; HEADER_LEN], have: 0 };
@@ -114,6 +117,14 @@ impl Splitter {
                     }
                     State::Payload { request: Some(RequestId(u64::from_be_bytes(*id))), left: *left }
                 }
+                State::Message { left } => {
+                    discard.take(split_front(&mut bytes, left));
+                    if *left > 0 {
+                        return Ok(());
+                    }
+                    ended(Ended::Request);
+                    AT_HEADER
+                }
                 State::Payload { request, left } => {
                     discard.take(split_front(&mut bytes, left));
                     if *left > 0 {
@@ -130,7 +141,14 @@ impl Splitter {
 
 /// What follows a header.
 fn begin(header: [u8; HEADER_LEN]) -> Result<State, DecodeError> {
-    let header = FrameHeader::decode(&header)?;
+    // The one private layout is no flag of the protocol, which the decoder insists on.
+    let header = match FrameHeader::decode(&header) {
+        Err(DecodeError::UnknownFlags(flags)) if Flags(flags) == Flags::BINARY_MESSAGE => {
+            let [.., l0, l1, l2, l3] = header;
+            FrameHeader { flags, length: u32::from_be_bytes([l0, l1, l2, l3]) }
+        }
+        decoded => decoded?,
+    };
     let flags = Flags(header.flags);
     let left = header.length as usize;
     let limit = if flags == Flags::JSON { PRE_AUTH_PAYLOAD_MAX } else { FRAME_PAYLOAD_MAX };
@@ -139,6 +157,9 @@ fn begin(header: [u8; HEADER_LEN]) -> Result<State, DecodeError> {
     }
     if flags == Flags::JSON {
         return Ok(State::Json { text: Vec::new(), left });
+    }
+    if flags == Flags::BINARY_MESSAGE {
+        return Ok(State::Message { left });
     }
     if !flags.contains(Flags::PUBLISH_BATCH) {
         return Err(DecodeError::UnknownFlags(header.flags));
@@ -205,6 +226,24 @@ mod tests {
             let wanted = [Some(7), None, Some(8)].map(|id| Ended::Publish(id.map(RequestId)));
             assert_eq!(requests, wanted, "pieces of {piece}");
             assert!(discard.bytes > 310 && discard.bytes < stream.len() as u64);
+        }
+    }
+
+    #[test]
+    fn requests_end_like_publishes_and_are_kept_nowhere() {
+        let mut stream = BytesMut::new();
+        for id in 1..=3 {
+            let ok = felix_wire::client::CacheOk { request_id: RequestId(id) };
+            Message::CacheOk(ok).encode_frame_as(felix_wire::client::Form::Binary, &mut stream);
+        }
+        for piece in [1, 5, 12, stream.len()] {
+            let (mut splitter, mut discard, mut ended) =
+                (Splitter::default(), Discard::default(), Vec::new());
+            for chunk in stream.chunks(piece) {
+                splitter.push(chunk, &mut discard, |end| ended.push(end)).unwrap();
+            }
+            assert_eq!(ended, [Ended::Request, Ended::Request, Ended::Request]);
+            assert_eq!(discard.bytes as usize, stream.len() - 3 * HEADER_LEN);
         }
     }
 

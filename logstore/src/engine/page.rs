@@ -1,8 +1,8 @@
 //! Reading a page of a segment. Scope: functions; each owns what it needs.
 //! Owns: the window of the segment that is in memory.
 //! Invariants: the batches of a page follow each other without a gap, from the one that holds the offset wanted on; damage
-//! before it is passed over by the next whole batch, damage at it is an error that names the range; an index is never
-//! trusted.
+//! before it is passed over by the next whole batch, damage at it is an error that names the range, after a second look at the
+//! disk; an index is never trusted.
 //! Not here: where an offset is (`log`), who reads (`reads`).
 
 use bytes::Bytes;
@@ -125,10 +125,12 @@ impl Reader<'_> {
         // What is below is read, or damaged and passed over.
         let mut read_to = walk.byte;
         let mut is_hint = hint.1 != base_byte;
+        let mut looked_again = false;
         while walk.due < self.plan.limit {
+            let before = walk;
             let (byte, fault) = match self.next(&mut walk).await? {
                 Next::Batch(batch, byte) => {
-                    is_hint = false;
+                    (is_hint, looked_again) = (false, false);
                     read_to = walk.byte;
                     page.seen.push((batch.head().base, byte));
                     if batch.head().end() <= wanted {
@@ -149,6 +151,11 @@ impl Reader<'_> {
             if !page.batches.is_empty() {
                 // What was read before the damage is good; the next read meets it.
                 return Ok(());
+            }
+            if !std::mem::replace(&mut looked_again, true) {
+                // Bytes may have come wrong from a disk that has them right.
+                (walk, self.window) = (before, Bytes::new());
+                continue;
             }
             if std::mem::take(&mut is_hint) {
                 // What the index points at is wrong, or the bytes are. From the beginning it shows.

@@ -6,6 +6,7 @@
 
 use bytes::{Bytes, BytesMut};
 use felix_wire::client::Message;
+use felix_wire::flags::Flags;
 use felix_wire::frame::{Frame, FrameReader};
 use felix_wire::limits::FRAME_PAYLOAD_MAX;
 use quinn::{RecvStream, SendStream};
@@ -29,6 +30,11 @@ impl FrameRecv {
             reader: FrameReader::new(FRAME_PAYLOAD_MAX),
             chunks: Box::new(std::array::from_fn(|_| Bytes::new())),
         }
+    }
+
+    /// The broker said that it may answer with binary messages.
+    pub(crate) fn take_binary_messages(&mut self) {
+        self.reader.take_binary_messages();
     }
 
     /// The next frame; `None` when the broker finished the stream between two frames.
@@ -61,7 +67,7 @@ impl FrameRecv {
     /// [`Error::Protocol`] for bytes that are no frame.
     pub(crate) fn buffered(&mut self) -> Result<Option<Frame>, Error> {
         match self.reader.next() {
-            Ok(Some(frame)) if frame.unknown_flags() => {
+            Ok(Some(frame)) if !self.reader.knows(Flags(frame.flags)) => {
                 Err(Error::protocol(format!("a frame with unknown flags {:#06x}", frame.flags)))
             }
             Ok(frame) => Ok(frame),

@@ -5,8 +5,8 @@
 
 use std::borrow::Cow;
 
-use bytes::BytesMut;
-use felix_wire::client::{Message, NotLeader, RefusalReason};
+use bytes::{Bytes, BytesMut};
+use felix_wire::client::{Form, Message, NotLeader, RefusalReason};
 use felix_wire::error_code::{ErrorCode, RetryClass};
 use felix_wire::frame::{Frame, HEADER_LEN};
 use felix_wire::id::RequestId;
@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::connection::{Link, decode, refusal, refusal_of, unexpected};
 use crate::error::{Error, Refusal};
+use crate::limits::ZERO_COPY_BYTES;
 use crate::request::lane::Request;
 use crate::request::pipe::{Keep, NoAnswer};
 use crate::request::pool::Pace;
@@ -78,10 +79,10 @@ pub(crate) async fn exchange<'m, T: Send + 'static>(
     let room = timeout_at(due, link.pools().of(pace).room(link)).await;
     let (lane, room) = room.map_err(|_| late())?.map_err(Failed::unsent)?;
     let id = lane.next_id();
-    let mut frame = BytesMut::new();
-    let bytes = message(id).encode_frame(&mut frame);
-    if bytes > FRAME_PAYLOAD_MAX as usize {
-        return Err(Failed::TooLarge { bytes: bytes + HEADER_LEN });
+    let (frame, tail) = encode(&message(id), lane.form());
+    let bytes = frame.len() + tail.len();
+    if bytes > FRAME_PAYLOAD_MAX as usize + HEADER_LEN {
+        return Err(Failed::TooLarge { bytes });
     }
     let (tell, told) = oneshot::channel();
     let tell = Box::new(move |answer: Result<&Frame, NoAnswer>| {
@@ -94,9 +95,29 @@ pub(crate) async fn exchange<'m, T: Send + 'static>(
         drop(tell.send(said));
         outcome
     });
-    lane.send(Request { what, frame: frame.freeze(), due, tell, room });
+    lane.send(Request { what, frame: frame.freeze(), tail, due, tell, room });
     let gone = || NoAnswer { error: Error::lost("the client was shut down"), sent: true };
     told.await.unwrap_or_else(|_| Err(gone())).map_err(Failed::NoAnswer)
+}
+
+/// The frame of a request, up to an end that is better not copied.
+fn encode(message: &Message<'_>, form: Form) -> (BytesMut, Bytes) {
+    let mut frame = BytesMut::new();
+    let tail = match form {
+        Form::Binary => message.encode_binary(&mut frame),
+        Form::Json => None,
+    };
+    match tail {
+        Some(tail) if tail.len() >= ZERO_COPY_BYTES => (frame, tail),
+        Some(tail) => {
+            frame.extend_from_slice(&tail);
+            (frame, Bytes::new())
+        }
+        None => {
+            message.encode_frame(&mut frame);
+            (frame, Bytes::new())
+        }
+    }
 }
 
 /// # Errors

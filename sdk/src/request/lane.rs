@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use felix_wire::client::Form;
 use felix_wire::id::RequestId;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::Instant;
@@ -22,6 +23,8 @@ use crate::request::pipe::{NoAnswer, Pipe, Tell};
 pub(crate) struct Request {
     pub(crate) what: &'static str,
     pub(crate) frame: Bytes,
+    /// Follows the frame, of which it is the end; handed to the transport as it is.
+    pub(crate) tail: Bytes,
     pub(crate) due: Instant,
     pub(crate) tell: Tell,
     pub(crate) room: Room,
@@ -39,6 +42,7 @@ pub(crate) struct Lane {
     held: Arc<AtomicUsize>,
     last_id: AtomicU64,
     window: usize,
+    form: Form,
 }
 
 /// A place on a stream, held until the answer is there.
@@ -57,8 +61,9 @@ impl Lane {
     /// Starts the task of a stream that may have `window` requests unanswered.
     pub(crate) fn start(stream: AuthedStream, window: usize) -> Self {
         let (queue, requests) = mpsc::channel(window);
+        let form = stream.granted.form();
         tokio::spawn(run(stream, requests));
-        Self { queue, held: Arc::default(), last_id: AtomicU64::new(0), window }
+        Self { queue, held: Arc::default(), last_id: AtomicU64::new(0), window, form }
     }
 
     /// It takes requests, as far as anybody knows.
@@ -75,6 +80,11 @@ impl Lane {
             Ok(_) => Ok(Room { held: self.held.clone(), _permit: permit }),
             Err(_) => Err(permit),
         }
+    }
+
+    /// The form its requests are written in, as far as they have it.
+    pub(crate) fn form(&self) -> Form {
+        self.form
     }
 
     /// A number that no other request of this stream has.
@@ -151,10 +161,13 @@ async fn serve(
                 out_bytes -= written.bytes;
             }
             request = requests.recv(), if takes => match request {
-                Some(Request { what, frame, due, tell, room }) => {
+                Some(Request { what, frame, tail, due, tell, room }) => {
                     busy = Instant::now();
-                    out_bytes += frame.len();
-                    out.push_back(frame);
+                    for part in [frame, tail] {
+                        out_bytes += part.len();
+                        // An empty chunk is never written, so it would stay in front for good.
+                        out.extend((!part.is_empty()).then_some(part));
+                    }
                     pipe.sent((what, busy, due), tell, room);
                 }
                 None => closing = true,

@@ -152,6 +152,7 @@ impl State {
         let features = Features::KNOWN
             .union(Features::CORE_HINTS)
             .union(Features::POSITIONS)
+            .union(Features::BINARY_MESSAGES)
             .without(Features::TOPOLOGY)
             .without(Features::IDEMPOTENT_PRODUCER);
         Self {

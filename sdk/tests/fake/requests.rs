@@ -45,6 +45,8 @@ pub struct Requests {
     pub waiting_most_on_one: usize,
     /// Names of the requests that were read.
     pub seen: Vec<String>,
+    /// How many of them came in their binary form.
+    pub binary: usize,
     /// Every request is answered `not_leader`, pointing here.
     pub leader: Option<(String, String)>,
 }
@@ -118,7 +120,7 @@ impl Session {
     pub async fn answer_held(&self, held: &mut VecDeque<Frame>, send: &mut SendStream) -> Outcome<()> {
         while let Some(frame) = held.pop_front() {
             self.state.change(|s| s.requests.waiting -= 1);
-            self.data(&Message::decode(&frame.payload)?, send).await?;
+            self.data(&Message::decode_frame(&frame)?, send).await?;
         }
         Ok(())
     }

@@ -1,18 +1,20 @@
 //! What the test broker does on a connection.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 use bytes::BytesMut;
 use felix_sdk::{Bytes, CoreId, ErrorCode, Offset, shard_for};
 use felix_wire::client::{
     AckCode, AckOutcome, AuthOk, BinaryPublish, CacheShardsView, CursorErrorReason, Error, EventBatch,
-    EventStreamHello, Message, NotLeader, ProducerInitOk, PublishAck, PublishRefused, Records, RefusalReason,
-    ShardKind, ShardMoved, ShardOwner, ShardOwnersView, StartPosition, StreamDeleted, StreamShardsView,
-    Subscribe, SubscribeCursorError, Subscribed, SubscriptionLagged, encode_ok,
+    EventStreamHello, Form, Message, NotLeader, ProducerInitOk, PublishAck, PublishRefused, Records,
+    RefusalReason, ShardKind, ShardMoved, ShardOwner, ShardOwnersView, StartPosition, StreamDeleted,
+    StreamShardsView, Subscribe, SubscribeCursorError, Subscribed, SubscriptionLagged, encode_ok,
 };
 use felix_wire::error_code::ErrorDetail;
 use felix_wire::features::Features;
+use felix_wire::flags::Flags;
 use felix_wire::frame::{Frame, FrameReader};
 use felix_wire::id::{Generation, ProducerId, RequestId, ShardIndex, SubscriptionId};
 use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
@@ -35,7 +37,8 @@ pub async fn accept(endpoint: Endpoint, state: Shared) {
             });
             while let Ok((send, recv)) = connection.accept_bi().await {
                 let session = Session { connection: connection.clone(), state: state.clone(), aim };
-                tokio::spawn(async move { drop(session.stream(send, recv).await) });
+                let stream = async move { drop(session.stream(send, recv).await) };
+                tokio::spawn(FORM.scope(Cell::default(), stream));
             }
             state.change(|s| s.open_connections -= 1);
         });
@@ -61,9 +64,15 @@ impl Frames {
     }
 }
 
+tokio::task_local! {
+    /// The form of the last request of the stream whose task this is.
+    static FORM: Cell<Form>;
+}
+
+/// Answers in the form of the request.
 pub async fn write(send: &mut SendStream, message: &Message<'_>) -> Outcome<()> {
     let mut out = BytesMut::new();
-    message.encode_frame(&mut out);
+    message.encode_frame_as(FORM.try_with(Cell::get).unwrap_or_default(), &mut out);
     Ok(send.write_all(&out).await?)
 }
 
@@ -86,6 +95,9 @@ impl Session {
             send.finish()?;
             return Ok(());
         }
+        if self.state.lock().features.contains(Features::BINARY_MESSAGES) {
+            frames.reader.take_binary_messages();
+        }
         let mut width = None;
         let mut owed: Vec<(RequestId, Option<Offset>)> = Vec::new();
         let mut held: VecDeque<Frame> = VecDeque::new();
@@ -105,11 +117,16 @@ impl Session {
                     continue;
                 }
             };
-            if frame.flags != 0 {
+            let form = if frame.flags == Flags::BINARY_MESSAGE.bits() { Form::Binary } else { Form::Json };
+            FORM.with(|last| last.set(form));
+            if form == Form::Json && frame.flags != 0 {
                 self.publish(&frame, width, &mut send, &mut owed).await?;
                 continue;
             }
-            match Message::decode(&frame.payload)? {
+            if form == Form::Binary {
+                self.state.change(|s| s.requests.binary += 1);
+            }
+            match Message::decode_frame(&frame)? {
                 Message::PublishWidth(declared) => width = Some((declared.shards, declared.routing)),
                 Message::Subscribe(subscribe) => self.subscribe(subscribe, &mut send).await?,
                 Message::CacheWatch(watch) => self.watch(watch, &mut send).await?,

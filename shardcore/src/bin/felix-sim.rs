@@ -21,6 +21,12 @@ struct Args {
     /// The streams are durable, on simulated disks.
     #[arg(long)]
     durable: bool,
+    /// The same, with requests about caches, counters and consumer groups.
+    #[arg(long)]
+    asks: bool,
+    /// With `--replay`: without reads that go wrong.
+    #[arg(long)]
+    sound_reads: bool,
     /// A defect to plant, by its name in `felix_runtime::planted`: then seeds should fail.
     #[arg(long, value_parser = defect)]
     plant: Option<Defect>,
@@ -43,8 +49,14 @@ fn defect(text: &str) -> Result<Defect, String> {
 fn main() -> ExitCode {
     let args = Args::parse();
     plant(args.plant);
+    let kind = match (args.asks, args.durable) {
+        (true, _) => sim::Kind::Asks,
+        (false, true) => sim::Kind::Durable,
+        (false, false) => sim::Kind::Memory,
+    };
     if let Some(seed) = args.replay {
-        let plan = sim::Plan::of(seed, args.durable);
+        let plan = sim::Plan::of(seed, kind);
+        let plan = if args.sound_reads { plan.with_sound_reads() } else { plan };
         println!("{plan:#?}");
         return match sim::World::new(plan).keeping_all().run() {
             Ok(report) => {
@@ -52,7 +64,7 @@ fn main() -> ExitCode {
                 ExitCode::SUCCESS
             }
             Err(failure) => {
-                show(&failure, args.durable);
+                show(&failure, kind);
                 ExitCode::FAILURE
             }
         };
@@ -60,10 +72,10 @@ fn main() -> ExitCode {
     let (started, count) = (Instant::now(), args.seeds.end.saturating_sub(args.seeds.start));
     let mut failed = 0;
     for seed in args.seeds {
-        if let Err(failure) = sim::check(seed, args.durable) {
+        if let Err(failure) = sim::check(seed, kind) {
             failed += 1;
             if !args.keep_going {
-                show(&failure, args.durable);
+                show(&failure, kind);
                 return ExitCode::FAILURE;
             }
             println!("{failure}");
@@ -73,11 +85,15 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn show(failure: &sim::Failure, durable: bool) {
+fn show(failure: &sim::Failure, kind: sim::Kind) {
     for line in &failure.last {
         println!("{line}");
     }
     println!("{failure}");
-    let durable = if durable { " --durable" } else { "" };
-    println!("replay: felix-sim --replay {}{durable}", failure.seed);
+    let kind = match kind {
+        sim::Kind::Memory => "",
+        sim::Kind::Durable => " --durable",
+        sim::Kind::Asks => " --asks",
+    };
+    println!("replay: felix-sim --replay {}{kind}", failure.seed);
 }

@@ -7,14 +7,21 @@
 use std::collections::VecDeque;
 
 use bytes::BytesMut;
+use felix_wire::client::Form;
 
 /// Names an unanswered request of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AnswerSlot(u64);
+pub struct AnswerSlot {
+    number: u64,
+    /// The form the request came in, which its answer goes out in.
+    pub form: Form,
+}
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct AnswerRing {
+    /// The form of the request that was read last.
+    pub form: Form,
     first: u64,
     slots: VecDeque<Option<BytesMut>>,
     /// Bytes of answers that wait for earlier ones.
@@ -25,7 +32,7 @@ impl AnswerRing {
     /// A request was read.
     pub fn open(&mut self) -> AnswerSlot {
         self.slots.push_back(None);
-        AnswerSlot(self.first + self.slots.len() as u64 - 1)
+        AnswerSlot { number: self.first + self.slots.len() as u64 - 1, form: self.form }
     }
 
     /// A request was read and answered at once; its answer may have to wait. To be called only when others are unanswered.
@@ -51,7 +58,7 @@ impl AnswerRing {
 
     /// Writes the answer of a request with `write`, to `out` as soon as those before it are there.
     pub fn answer(&mut self, slot: AnswerSlot, out: &mut BytesMut, write: impl FnOnce(&mut BytesMut)) {
-        let at = usize::try_from(slot.0.wrapping_sub(self.first)).unwrap_or(usize::MAX);
+        let at = usize::try_from(slot.number.wrapping_sub(self.first)).unwrap_or(usize::MAX);
         let Some(entry) = self.slots.get_mut(at) else { return };
         debug_assert!(entry.is_none(), "a request is answered once");
         if at > 0 {

@@ -48,7 +48,8 @@ pub const SERVER_FEATURES: Features = Features::TOPOLOGY
     .union(Features::CORE_HINTS)
     .union(Features::POSITIONS)
     .union(Features::ORDERED_ANSWERS)
-    .union(Features::NUMBERED_WRITES);
+    .union(Features::NUMBERED_WRITES)
+    .union(Features::BINARY_MESSAGES);
 
 /// What is served only where there are folders for logs.
 const LOGGED: Features = Features::CONSUMER_GROUP
@@ -66,7 +67,8 @@ const LOGGED: Features = Features::CONSUMER_GROUP
 const PRIVATE: Features = Features::CORE_HINTS
     .union(Features::POSITIONS)
     .union(Features::ORDERED_ANSWERS)
-    .union(Features::NUMBERED_WRITES);
+    .union(Features::NUMBERED_WRITES)
+    .union(Features::BINARY_MESSAGES);
 
 impl Session {
     /// The first frame of a stream.
@@ -182,6 +184,9 @@ impl Session {
         stream.phase = Phase::Open { identity };
         stream.reader.set_max_payload(cx.limits.frame_bytes_max);
         stream.features = words.features;
+        if words.features.contains(Features::BINARY_MESSAGES) {
+            stream.reader.take_binary_messages();
+        }
         let ordered = words.features.contains(Features::PUBLISH_PIPELINE);
         stream.dialect = AckDialect {
             ordered,

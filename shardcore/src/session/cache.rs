@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use felix_wire::client::{
     CacheCondition, CacheConditionResult, CacheOk, CacheShards, CacheShardsView, CacheValue, CounterValue,
-    Message, PublishRefused,
+    Form, Message, PublishRefused,
 };
 use felix_wire::control::Action as Right;
 use felix_wire::features::Features;
@@ -26,12 +26,15 @@ use crate::route::{Placing, place};
 use crate::shard::ask::{Ask, Reply};
 use crate::snapshot::StreamName;
 
+/// Values below this are copied out of the frame they came in: it may be a slice of a 64 KiB receive buffer.
+const COPY_BELOW_BYTES: usize = 32 << 10;
+
 /// How the answer of a request is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answering {
-    /// With the names of the request again; `version`: the client reads it.
+    /// With the names of the request again, where the form of the answer has them; `version`: the client reads it.
     Value {
-        names: Arc<(StreamName, Box<str>)>,
+        names: Option<Arc<(StreamName, Box<str>)>>,
         request_id: Option<RequestId>,
         version: bool,
     },
@@ -72,9 +75,18 @@ struct Wanted<'m> {
     key: &'m str,
 }
 
+/// How the client reads an answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Wording {
+    /// Errors with their codes.
+    pub codes: bool,
+    pub form: Form,
+}
+
 /// What the client reads of answers.
 #[derive(Clone, Copy)]
 struct Reads {
+    form: Form,
     versions: bool,
     reused: bool,
 }
@@ -118,10 +130,11 @@ fn hand_on(
     let placed = place(route, Placing::Key { key: Some(key.as_bytes()), declared: None })
         .map_err(|error| Refusal::from_route(&error))?;
     let reads = Reads {
+        form: stream.asked.form,
         versions: stream.features.contains(Features::CACHE_CONDITIONAL),
         reused: stream.features.contains(Features::SEQUENCE_REUSED),
     };
-    let names = || Arc::new((route.name.clone(), Box::from(key)));
+    let names = || (reads.form == Form::Json).then(|| Arc::new((route.name.clone(), Box::from(key))));
     let (ask, answering) = understood(message, Bytes::copy_from_slice(key.as_bytes()), names, reads)?;
     let slot = stream.asked.open();
     let place = granted.map(|()| placed);
@@ -133,7 +146,7 @@ fn hand_on(
 fn understood(
     message: &Message<'_>,
     key: Bytes,
-    names: impl Fn() -> Arc<(StreamName, Box<str>)>,
+    names: impl Fn() -> Option<Arc<(StreamName, Box<str>)>>,
     reads: Reads,
 ) -> Result<(Ask, Answering), Refusal> {
     Ok(match message {
@@ -144,7 +157,7 @@ fn understood(
         }
         Message::CachePut(m) => {
             let request_id = m.request_id.ok_or_else(|| Refusal::invalid("the request id is missing"))?;
-            let (value, ttl_ms, condition) = (m.value.clone(), m.ttl_ms, Condition::Always);
+            let (value, ttl_ms, condition) = (kept(&m.value, reads.form), m.ttl_ms, Condition::Always);
             (Ask::CachePut { key, value, ttl_ms, condition }, Answering::Ok { request_id })
         }
         Message::CacheDelete(m) => {
@@ -156,7 +169,8 @@ fn understood(
                 CacheCondition::Absent => Condition::Absent,
                 CacheCondition::Version(version) => Condition::Version(Offset(version)),
             };
-            let ask = Ask::CachePut { key, value: m.value.clone(), ttl_ms: m.ttl_ms, condition };
+            let value = kept(&m.value, reads.form);
+            let ask = Ask::CachePut { key, value, ttl_ms: m.ttl_ms, condition };
             (ask, Answering::Condition { request_id: m.request_id })
         }
         Message::CacheDeleteIf(m) => {
@@ -180,33 +194,45 @@ fn understood(
     })
 }
 
+/// A value as it may be held: one that is a slice of a large receive buffer would hold all of it.
+fn kept(value: &Bytes, form: Form) -> Bytes {
+    match form {
+        Form::Binary if value.len() < COPY_BELOW_BYTES => Bytes::copy_from_slice(value),
+        // Decoded into a buffer of its own.
+        Form::Binary | Form::Json => value.clone(),
+    }
+}
+
 /// Writes the refusal of a request.
-fn write_refusal(answering: &Answering, refusal: &Refusal, codes: bool, out: &mut BytesMut) {
+fn write_refusal(answering: &Answering, refusal: &Refusal, wording: Wording, out: &mut BytesMut) {
     if let Answering::Sum { request_id, reads_reused } = answering
         && let Some(reason) = refusal.told_number(*reads_reused)
     {
         let (request_id, message) = (*request_id, refusal.message.as_ref().into());
         let refused = PublishRefused { request_id, reason: reason.clone(), message };
-        Message::PublishRefused(refused).encode_frame(out);
+        Message::PublishRefused(refused).encode_frame_as(wording.form, out);
         return;
     }
     if let Answering::Log(told) = answering {
-        return write_log_refusal(*told, refusal, codes, out);
+        return write_log_refusal(*told, refusal, wording.codes, out);
     }
-    refusal.to_message(codes).encode_frame(out);
+    refusal.to_message(wording.codes).encode_frame_as(wording.form, out);
 }
 
 /// Writes the answer of a request.
-pub fn write_answer(answering: &Answering, reply: &Reply, codes: bool, out: &mut BytesMut) {
+pub fn write_answer(answering: &Answering, reply: &Reply, wording: Wording, out: &mut BytesMut) {
     let message = match (answering, reply) {
-        (_, Reply::Refused(why)) => return write_refusal(answering, &Refusal::of_ask(why), codes, out),
+        (_, Reply::Refused(why)) => return write_refusal(answering, &Refusal::of_ask(why), wording, out),
         (Answering::Value { names, request_id, version: told }, Reply::Value { value, version }) => {
-            let StreamName { tenant, namespace, stream } = &names.0;
+            let [tenant_id, namespace, cache, key] = match names.as_deref() {
+                Some((name, key)) => [&*name.tenant, &*name.namespace, &*name.stream, &**key],
+                None => [""; 4],
+            };
             Message::CacheValue(CacheValue {
-                tenant_id: Cow::Borrowed(tenant),
+                tenant_id: Cow::Borrowed(tenant_id),
                 namespace: Cow::Borrowed(namespace),
-                cache: Cow::Borrowed(stream),
-                key: Cow::Borrowed(&names.1),
+                cache: Cow::Borrowed(cache),
+                key: Cow::Borrowed(key),
                 value: value.clone(),
                 request_id: *request_id,
                 version: version.filter(|_| *told).map(|version| version.0),
@@ -223,7 +249,7 @@ pub fn write_answer(answering: &Answering, reply: &Reply, codes: bool, out: &mut
             Message::CounterValue(CounterValue { value: *value, request_id: *request_id })
         }
         (Answering::Polled { request_id, told }, Reply::Polled(records)) => {
-            return write_polled(records, (*request_id, *told), out);
+            return write_polled(records, (*request_id, *told), wording.form, out);
         }
         (Answering::Log(told), reply) if write_log_answer(*told, reply, out) => return,
         (Answering::Group { request_id }, reply) if group_answer(reply, *request_id).is_some() => {
@@ -232,11 +258,11 @@ pub fn write_answer(answering: &Answering, reply: &Reply, codes: bool, out: &mut
         }
         (_, _) => {
             debug_assert!(false, "the answer of another request: {reply:?}");
-            Refusal::internal().to_message(codes).encode_frame(out);
+            Refusal::internal().to_message(wording.codes).encode_frame_as(wording.form, out);
             return;
         }
     };
-    message.encode_frame(out);
+    message.encode_frame_as(wording.form, out);
 }
 
 /// The width of a cache; 0 when there is none.

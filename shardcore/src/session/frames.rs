@@ -3,7 +3,7 @@
 //! frame, a broken envelope costs the stream, nothing costs the connection but repetition.
 
 use felix_runtime::quic::StreamId;
-use felix_wire::client::{Message, PublishDecodeError};
+use felix_wire::client::{Form, Message, PublishDecodeError};
 use felix_wire::error_code::ErrorCode;
 use felix_wire::flags::Flags;
 use felix_wire::frame::{DecodeError, Frame};
@@ -79,18 +79,20 @@ impl Session {
         let Phase::Open { identity } = stream.phase else { return self.authenticate(id, frame, cx) };
         cx.counters.add(Counter::FramesIn, 1);
         let flags = Flags(frame.flags);
-        if frame.unknown_flags() {
+        stream.asked.form = if flags == Flags::BINARY_MESSAGE { Form::Binary } else { Form::Json };
+        if !stream.reader.knows(flags) {
+            stream.asked.form = Form::Json;
             self.violation(cx);
             return self.refuse_frame(id, &Refusal::invalid("unknown frame flags"), cx);
         }
         if flags.contains(Flags::PUBLISH_BATCH) {
             return self.binary_publish(id, identity, &frame, cx);
         }
-        if frame.flags != 0 {
+        if !matches!(flags, Flags::JSON | Flags::BINARY_MESSAGE) {
             self.violation(cx);
             return self.refuse_frame(id, &Refusal::invalid("a frame that only a broker sends"), cx);
         }
-        match Message::decode(&frame.payload) {
+        match Message::decode_frame(&frame) {
             Ok(message) => self.request(id, identity, message, cx),
             Err(error) => {
                 self.violation(cx);

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use felix_wire::client::{
-    GroupDeadLetterList, GroupDeleted, GroupExtended, GroupInfo, GroupPosition, GroupRecord, GroupRecords,
-    Message, StartPosition,
+    Form, GroupDeadLetterList, GroupDeleted, GroupExtended, GroupInfo, GroupPosition, GroupRecord,
+    GroupRecords, Message, StartPosition,
 };
 use felix_wire::control::Action as Right;
 use felix_wire::features::Features;
@@ -163,7 +163,8 @@ fn hand_on(
         Err(RouteError::OtherNode { node, addr, generation })
             if stream.features.contains(Features::REDIRECT) =>
         {
-            not_leader(node, addr, generation).encode_frame(stream.answers());
+            let form = stream.asked.form;
+            not_leader(node, addr, generation).encode_frame_as(form, stream.answers());
             return;
         }
         Err(error) => return write_error(stream, &Refusal::from_route(&error)),
@@ -195,6 +196,7 @@ fn hand_on(
 pub(super) fn write_polled(
     records: &[PolledRecord],
     (request_id, told): (RequestId, RecordTold),
+    form: Form,
     out: &mut BytesMut,
 ) {
     let record = |record: &PolledRecord| GroupRecord {
@@ -206,7 +208,7 @@ pub(super) fn write_polled(
         timestamp_micros: told.times.then(|| record.timestamp_ms.saturating_mul(1_000)),
     };
     let records = records.iter().map(record).collect();
-    Message::GroupRecords(GroupRecords { records, request_id }).encode_frame(out);
+    Message::GroupRecords(GroupRecords { records, request_id }).encode_frame_as(form, out);
 }
 
 /// The answer of another request about a group, when there is one of that kind.

@@ -45,7 +45,7 @@ use crate::turn::listing::ListQuery;
 use crate::turn::tenants::{TenantSlot, Tenants};
 use acks::{AckSlot, Outcome};
 use answers::AnswerSlot;
-use cache::{Answering, write_answer};
+use cache::{Answering, Wording, write_answer};
 use refusal::Refusal;
 use stream::{OUT_BYTES_MAX, Phase, Stream};
 
@@ -373,7 +373,7 @@ impl Session {
         answer: Result<&Reply, &Refusal>,
     ) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let codes = stream.dialect.codes;
+        let wording = Wording { codes: stream.dialect.codes, form: slot.form };
         let room = UNREAD_VALUES_MAX.saturating_sub(self.unread_bytes);
         let unread = Refusal::unread_answers();
         let answer = answer.and_then(|reply| match reply.read_bytes() {
@@ -381,9 +381,9 @@ impl Session {
             _ => Ok(reply),
         });
         stream.answer(slot, |out| match answer {
-            Ok(reply) => write_answer(answering, reply, codes, out),
+            Ok(reply) => write_answer(answering, reply, wording, out),
             Err(refusal) => {
-                refusal.to_message(codes).encode_frame(out);
+                refusal.to_message(wording.codes).encode_frame_as(wording.form, out);
             }
         });
         let now = stream.out_bytes();
@@ -659,13 +659,14 @@ fn is_full(stream: &Stream, limits: &CoreLimits) -> bool {
         || stream.out_bytes() >= OUT_BYTES_MAX
 }
 
-/// Writes an `error` with as much as the client reads, after the answers of the requests before it.
+/// Writes an `error` with as much as the client reads, in the form of the request that was read last, after the answers of the requests before it.
 fn write_error(stream: &mut Stream, refusal: &Refusal) {
     if !stream.can_answer() {
         return;
     }
     let written = stream.written();
-    refusal.to_message(stream.dialect.codes).encode_frame(stream.answers());
+    let form = stream.asked.form;
+    refusal.to_message(stream.dialect.codes).encode_frame_as(form, stream.answers());
     stream.keep_order(written);
 }
 

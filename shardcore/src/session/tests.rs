@@ -1,6 +1,7 @@
 //! Sessions of a core as a client that writes raw frames sees them, in virtual time.
 
 mod caches;
+mod forms;
 mod logs;
 mod watches;
 
@@ -198,7 +199,11 @@ impl Pair {
     }
 
     fn read(&mut self, stream: StreamId) {
-        let (reader, ended) = self.inbox.entry(stream).or_insert_with(|| (FrameReader::new(16 << 20), false));
+        let (reader, ended) = self.inbox.entry(stream).or_insert_with(|| {
+            let mut reader = FrameReader::new(16 << 20);
+            reader.take_binary_messages();
+            (reader, false)
+        });
         loop {
             match self.quic.read(self.conn, stream, usize::MAX) {
                 ReadOutcome::Data(bytes) => reader.push(bytes),

@@ -503,6 +503,10 @@ impl CacheShard {
 
     /// One of its logs has settled everything below `end`.
     pub fn settled(&mut self, role: LogRole, end: Offset, cx: &mut ShardCx<'_>) {
+        if self.journal(role).is_some_and(|log| log.is_replaying()) {
+            // It was settled before this shard began, which is reading that far: what is told is not taken yet.
+            return;
+        }
         match role {
             LogRole::Counters => self.counters.settle(end),
             LogRole::Cache | LogRole::Records | LogRole::Groups => self.cache.settle(end, cx.unix_ms),

@@ -13,6 +13,7 @@ use std::time::Duration;
 use felix_logstore::log::{AppendMeta, ClaimError};
 use felix_logstore::record::{Batch, BatchKind};
 use felix_runtime::clock::Tick;
+use felix_runtime::planted::{self, Defect};
 use felix_wire::id::{Generation, Offset, ProducerId, Sequence};
 
 use super::ShardCx;
@@ -205,7 +206,7 @@ impl Journal {
         reply: Reply,
         cx: &mut ShardCx<'_>,
     ) {
-        if after <= settled {
+        if after <= settled || planted::is(Defect::AnswerBeforeSettled) {
             return self.answer(asker, reply, cx);
         }
         if self.stopped {

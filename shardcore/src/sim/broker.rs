@@ -140,6 +140,8 @@ pub struct Broker {
     streams: Vec<Option<Vec<(u16, u64)>>>,
     /// Width of each stream, whether it is there or not.
     shards: Vec<u32>,
+    /// The core and generation of each shard of each cache.
+    caches: Vec<Vec<(u16, u64)>>,
     /// Of each stream, counted from 1.
     incarnations: Vec<u64>,
     /// Lives of streams that have ended and whose logs nobody was told to delete yet.
@@ -163,6 +165,8 @@ impl Broker {
         let cores = u64::from(plan.cores);
         let place = |rng: &mut SimRng| (rng.below(cores) as u16, 1);
         let streams = plan.shards.iter().map(|n| Some((0..*n).map(|_| place(&mut rng)).collect())).collect();
+        let caches = plan.asks.iter().flat_map(|asks| &asks.caches);
+        let caches = caches.map(|n| (0..*n).map(|_| place(&mut rng)).collect()).collect();
         let mut broker = Broker {
             addr,
             cores: plan.cores,
@@ -179,6 +183,7 @@ impl Broker {
             rng,
             batch: Transmits::new(16),
             streams,
+            caches,
             shards: plan.shards.clone(),
             incarnations: vec![1; plan.shards.len()],
             over: Vec::new(),
@@ -232,6 +237,14 @@ impl Broker {
     pub fn move_shard(&mut self, now: Tick, (stream, shard): (usize, u32), core: u16) {
         if let Some(owners) = &mut self.streams[stream] {
             let owner = &mut owners[shard as usize];
+            *owner = (core, owner.1 + 1);
+            self.tell_routes(now);
+        }
+    }
+
+    /// Gives a shard of a cache to a core, at the next generation.
+    pub fn move_cache(&mut self, now: Tick, (cache, shard): (usize, u32), core: u16) {
+        if let Some(owner) = self.caches.get_mut(cache).and_then(|owners| owners.get_mut(shard as usize)) {
             *owner = (core, owner.1 + 1);
             self.tell_routes(now);
         }
@@ -633,15 +646,10 @@ impl Broker {
         self.routes_version = self.version;
         let known = self.streams.iter().enumerate().filter_map(|(i, owners)| Some((i, owners.as_ref()?)));
         let log = self.storage.as_ref().map(|storage| storage.plan.retention);
-        let routes = known.map(|(i, owners)| {
-            let mut route = route((i, self.incarnations[i]), owners, log);
-            let keys: Vec<_> =
-                (0..route.shards()).map(|shard| route.log_key(LogRole::Records, ShardIndex(shard))).collect();
-            for (key, owner) in keys.into_iter().zip(&mut route.owners) {
-                if self.storage.as_ref().is_some_and(|storage| storage.book.obstacle(key).is_some()) {
-                    *owner = Owner::Nobody { reason: "not_ready" };
-                }
-            }
+        let streams = known.map(|(i, owners)| route((i, self.incarnations[i]), owners, log));
+        let caches = self.caches.iter().enumerate().map(|(i, owners)| cache_route(i, owners));
+        let routes = streams.chain(caches).map(|mut route| {
+            self.hide_refused(&mut route);
             Arc::new(route)
         });
         let routes = Arc::new(Routes::new(self.version, routes, [Arc::from(TENANT)]));
@@ -657,6 +665,22 @@ impl Broker {
             self.tell_orders(now);
         }
         self.tell_all(now, |_| ToCore::Routes(Arc::clone(&routes)));
+    }
+
+    /// Shards whose logs cannot be opened are served by nobody.
+    fn hide_refused(&self, route: &mut StreamRoute) {
+        let Some(storage) = &self.storage else { return };
+        let refused = |shard: u32| {
+            let roles = LogRole::of(route.resource).iter().filter(|role| role.is_vital());
+            let mut keys = roles.map(|role| route.log_key(*role, ShardIndex(shard)));
+            keys.any(|key| storage.book.obstacle(key).is_some())
+        };
+        let refused: Vec<bool> = (0..route.shards()).map(refused).collect();
+        for (owner, refused) in route.owners.iter_mut().zip(refused) {
+            if refused {
+                *owner = Owner::Nobody { reason: "not_ready" };
+            }
+        }
     }
 
     /// Each core hears at its own time, in order.
@@ -691,6 +715,18 @@ pub fn generation_of(boot: u64, stream: usize) -> u64 {
 /// The name of a stream.
 pub fn stream_name(stream: usize) -> String {
     format!("s{stream}")
+}
+
+/// The name of a cache.
+pub fn cache_name(cache: usize) -> String {
+    format!("c{cache}")
+}
+
+fn cache_route(cache: usize, owners: &[(u16, u64)]) -> StreamRoute {
+    let mut route = route((cache, 1), owners, Some(Retention::default()));
+    (route.resource, route.uid) = (Resource::Cache, StreamUid(1 << 40 | cache as u64));
+    route.name.stream = cache_name(cache).into();
+    route
 }
 
 fn name_of(stream: usize) -> StreamName {

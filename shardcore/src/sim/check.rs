@@ -206,6 +206,18 @@ impl Model {
         self.given.iter().map(|((shard, record), at)| (*shard, *record, *at))
     }
 
+    /// A consumer of a group was handed a record.
+    ///
+    /// # Errors
+    /// It was never sent, or refused as not written.
+    pub fn seen_in_group(&self, shard: ShardKey, record: RecordId) -> Result<(), String> {
+        match self.sent_one(shard, record).map(|sent| sent.fate) {
+            None => Err(format!("{record:?} of {shard:?} was never sent there")),
+            Some(Fate::Refused) => Err(format!("{record:?} of {shard:?} was refused as not written")),
+            Some(_) => Ok(()),
+        }
+    }
+
     /// The connection of a publishing stream is gone: nobody knows what became of what was not answered.
     pub fn abandon(&mut self, lane: u32) {
         for ((_, of), all) in &mut self.sent {

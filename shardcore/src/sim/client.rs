@@ -20,10 +20,12 @@ use felix_wire::features::Features;
 use felix_wire::flags::Flags;
 use felix_wire::frame::{Frame, FrameReader};
 
+use super::asks::Asker;
 use super::broker::UNIX_S;
 use super::check::Model;
 use super::credentials::{Credentials, TENANT};
 use super::durable::Excuses;
+use super::history::Histories;
 use super::plan::{ClientPlan, Plan};
 use super::publisher::Publisher;
 use super::subscriber::Subscriber;
@@ -39,11 +41,17 @@ const OUT_BYTES_MAX: usize = 64 << 10;
 /// After a lost connection it dials again this much later.
 const REDIAL: Duration = Duration::from_millis(100);
 
+/// What a client that asks about caches and groups may do.
+const ASKS_RIGHTS: [&str; 5] =
+    ["stream.publish", "stream.subscribe", "stream.manage", "cache.read", "cache.write"];
+
 /// What a stream is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Publish(usize),
     Ask(usize),
+    /// Requests about a cache, its counters or a group.
+    Requests(usize),
     /// Nothing but a newer token.
     Renew,
     /// A unidirectional stream of the broker; the subscription once its hello was read.
@@ -55,6 +63,7 @@ impl Role {
         match self {
             Role::Publish(at) => at as u64,
             Role::Ask(at) => 100 + at as u64,
+            Role::Requests(at) => 400 + at as u64,
             Role::Renew => 200,
             Role::Events(_) => 300,
         }
@@ -95,6 +104,7 @@ pub struct Client {
     pub wires: BTreeMap<WireKey, Wire>,
     pub publishers: Vec<Publisher>,
     pub subscribers: Vec<Subscriber>,
+    pub askers: Vec<Asker>,
     pub dead: bool,
     /// The broker is ending or the client is: nothing is begun any more.
     pub closing: bool,
@@ -117,6 +127,7 @@ pub struct Surroundings<'a> {
     pub heal_at: Tick,
     pub rng: &'a mut SimRng,
     pub model: &'a mut Model,
+    pub histories: &'a mut Histories,
     pub trace: &'a mut Trace,
     pub shards: &'a [u32],
     /// Streams that were deleted, now or before.
@@ -156,6 +167,7 @@ impl Client {
                 .iter()
                 .map(|s| Subscriber::new(*s, mine.ours || plan.storage.is_some()))
                 .collect(),
+            askers: mine.askers.iter().map(|plan| Asker::new(*plan)).collect(),
             plan: mine,
             dead: false,
             closing: false,
@@ -191,7 +203,8 @@ impl Client {
         let renew = self.renew_at.filter(|_| !self.closing);
         let publishers = self.publishers.iter().filter_map(|p| p.next(now));
         let subscribers = self.subscribers.iter().filter_map(|s| s.next(now));
-        let timers = redial.chain(renew).chain(publishers).chain(subscribers);
+        let askers = self.askers.iter().filter_map(|asker| asker.next(now));
+        let timers = redial.chain(renew).chain(publishers).chain(subscribers).chain(askers);
         timers.chain(self.quic.next_timeout()).min()
     }
 
@@ -231,12 +244,25 @@ impl Client {
         for subscriber in &mut self.subscribers {
             subscriber.broken(around.model);
         }
+        self.askers.iter_mut().for_each(|asker| asker.lost(around));
     }
 
     /// Closes its connections in order; it goes on answering until they are gone.
     pub fn close(&mut self, now: Tick) {
         self.closing = true;
         self.quic.close_all(now, VarInt::from_u32(0), &Bytes::new());
+    }
+
+    /// Whether one of its publishers goes on only with another process.
+    pub fn is_stuck(&self) -> bool {
+        let publishes = self.publishers.iter().any(Publisher::is_stuck);
+        !self.dead && (publishes || self.askers.iter().any(Asker::is_stuck))
+    }
+
+    /// Another process begins.
+    pub fn unstick(&mut self) {
+        self.publishers.iter_mut().for_each(Publisher::unstick);
+        self.askers.iter_mut().for_each(Asker::unstick);
     }
 
     fn up(&self) -> Vec<ConnKey> {
@@ -296,10 +322,17 @@ impl Client {
         if self.token.0 == 0 || (self.plan.renews && !fresh) {
             let expires = now_s + life;
             let subject = format!("client-{}", self.index);
-            self.token = (expires, Credentials::get().token(&subject, expires).into());
+            self.token = (expires, self.rights(&subject, expires).into());
             self.renew_at = self.plan.renews.then(|| now + Duration::from_millis(life * 600));
         }
         Arc::clone(&self.token.1)
+    }
+
+    fn rights(&self, subject: &str, expires_s: u64) -> String {
+        match self.askers.is_empty() {
+            true => Credentials::get().token(subject, expires_s),
+            false => Credentials::get().token_for(subject, expires_s, &ASKS_RIGHTS),
+        }
     }
 
     fn dial(&mut self, around: &mut Surroundings<'_>) {
@@ -381,6 +414,9 @@ impl Client {
         for subscriber in self.subscribers.iter_mut().filter(|s| s.is_of(conn)) {
             subscriber.lost(around.now + REDIAL, around.model);
         }
+        for asker in self.askers.iter_mut().filter(|asker| asker.wire.is_some_and(|w| w.0 == conn)) {
+            asker.lost(around);
+        }
     }
 
     /// Reads every stream that may be read.
@@ -417,7 +453,7 @@ impl Client {
         match wire.role {
             Role::Publish(p) => !wire.ready || self.publishers[p].reads(now),
             Role::Events(Some(id)) => self.subscribers.iter().any(|s| s.is_called(id) && s.reads(now)),
-            Role::Ask(_) | Role::Renew | Role::Events(None) => true,
+            Role::Ask(_) | Role::Requests(_) | Role::Renew | Role::Events(None) => true,
         }
     }
 
@@ -437,6 +473,7 @@ impl Client {
             }
             match wire.role {
                 Role::Publish(p) => self.publishers[p].answer(&frame, around)?,
+                Role::Requests(at) => self.askers[at].answer(&frame, around)?,
                 Role::Ask(s) => {
                     self.subscribers[s].answer(&frame, around)?;
                     // Events that were faster than the answer.
@@ -489,6 +526,7 @@ impl Client {
                         self.subscribers[s].ask(&mut wire.out, around);
                         wire.fin = true;
                     }
+                    Role::Requests(at) => self.askers[at].ready(),
                     Role::Renew => wire.fin = true,
                     Role::Events(_) => {}
                 }
@@ -516,6 +554,7 @@ impl Client {
                 match wire.role {
                     Role::Publish(p) => self.publishers[p].refused(at, around.model),
                     Role::Ask(s) => self.subscribers[s].refused(at, around.model),
+                    Role::Requests(at) => self.askers[at].lost(around),
                     Role::Renew | Role::Events(_) => {}
                 }
                 Ok(())
@@ -533,6 +572,8 @@ impl Client {
         match wire.role {
             Role::Publish(p) if self.publishers[p].wire != Some(key) => Ok(()),
             Role::Publish(p) => self.publishers[p].finished(wire.done),
+            Role::Requests(at) if self.askers[at].wire != Some(key) => Ok(()),
+            Role::Requests(at) => self.askers[at].finished(wire.done),
             Role::Ask(s) if self.subscribers[s].is_asking(key) => Err("no answer to a subscribe".to_owned()),
             Role::Ask(_) | Role::Renew | Role::Events(None) => Ok(()),
             Role::Events(Some(id)) => match self.subscribers.iter_mut().find(|s| s.is_called(id)) {
@@ -578,6 +619,30 @@ impl Client {
             {
                 let shards = around.shards[self.publishers[at].plan.stream];
                 let frame = self.publishers[at].request(shards, around);
+                if let Some(out) = self.out(key) {
+                    out.extend_from_slice(&frame);
+                }
+            }
+        }
+        self.ask(around);
+    }
+
+    /// Makes requests as far as it wants to and may.
+    fn ask(&mut self, around: &mut Surroundings<'_>) {
+        for at in 0..self.askers.len() {
+            if self.askers[at].wants_stream(around.now)
+                && let Some(key) = self.open(Role::Requests(at), around)
+            {
+                self.askers[at].wire = Some(key);
+            }
+            if let Some(key) = self.askers[at].wants_end(around)
+                && let Some(wire) = self.wires.get_mut(&key)
+            {
+                wire.fin |= !wire.done;
+            }
+            while let Some(key) = self.askers[at].wants_request(around.now).filter(|key| self.has_room(*key))
+            {
+                let frame = self.askers[at].request(around);
                 if let Some(out) = self.out(key) {
                     out.extend_from_slice(&frame);
                 }

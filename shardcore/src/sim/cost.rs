@@ -71,6 +71,7 @@ fn plan(batch_max: u32, durable: bool) -> Plan {
         ours: true,
         publishers: vec![publisher],
         subscribers: Vec::new(),
+        askers: Vec::new(),
         token_life_s: 1_000,
         renews: false,
     };
@@ -89,6 +90,7 @@ fn plan(batch_max: u32, durable: bool) -> Plan {
         happenings: Vec::new(),
         heal_at: Tick::ZERO + MS * 600_000,
         storage: None,
+        asks: None,
     };
     if durable {
         let sound = DiskFaults::none(Duration::from_micros(100));

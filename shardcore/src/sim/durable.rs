@@ -10,10 +10,11 @@ use felix_logstore::id::Fsync;
 use felix_runtime::clock::Tick;
 use felix_runtime::sim::Faults;
 
+use super::ask_plan::{AskerPlan, last_askers};
 use super::client::Client;
 use super::log_check::{self, Facts, Life};
 use super::plan::{ClientPlan, Plan, PublisherPlan, SubscriberPlan};
-use super::storage_plan::{End, StorageHappening};
+use super::storage_plan::{End, ReadFaults, StorageHappening};
 use super::world::{COOL_DOWN, DEADLINE, LOOK, World};
 use crate::turn::counters::Counter;
 
@@ -123,6 +124,16 @@ impl World {
                     storage.set_faults(faults);
                 }
             }
+            StorageHappening::Reads(reads) => {
+                let of = [reads.error_ppm, reads.short_ppm, reads.flip_ppm].map(u64::from);
+                shared.trace.note(now, "read faults", of);
+                let wrong = reads.error_ppm + reads.flip_ppm > 0;
+                shared.excuses.unreadable |= wrong;
+                shared.excuses.refused |= wrong;
+                if let Some(storage) = self.broker.storage_mut() {
+                    storage.set_reads(reads);
+                }
+            }
         }
     }
 
@@ -165,8 +176,10 @@ impl World {
             self.come_to_rest()?;
         }
         self.write_to_all()?;
+        self.ask_all()?;
         self.read_all()?;
         self.look_at_logs()?;
+        self.shared.histories.check(&self.shared.model)?;
         let now = self.now;
         for client in &mut self.clients {
             client.close(now);
@@ -184,11 +197,13 @@ impl World {
         let deadline = self.now + DEADLINE;
         let mut quiet = 0;
         while quiet < 3 {
-            if self.broker.has_stopped_log() {
+            let stuck = self.shared.excuses.unreadable && self.clients.iter().any(Client::is_stuck);
+            if self.broker.has_stopped_log() || stuck {
                 self.durable.mended += 1;
                 if self.durable.mended > RESTARTS_MAX {
                     return Err("a log fails on a sound disk".to_owned());
                 }
+                self.clients.iter_mut().for_each(Client::unstick);
                 self.restart(End::Kill, DOWN);
             }
             match self.unfinished() {
@@ -208,8 +223,14 @@ impl World {
         self.plan.all_shards().filter(|(stream, _)| !self.shared.gone[*stream]).collect()
     }
 
-    fn probe(&mut self, publishers: Vec<PublisherPlan>, subscribers: Vec<SubscriberPlan>) {
-        let plan = ClientPlan { ours: true, publishers, subscribers, token_life_s: 1_000, renews: true };
+    fn probe(
+        &mut self,
+        publishers: Vec<PublisherPlan>,
+        subscribers: Vec<SubscriberPlan>,
+        askers: Vec<AskerPlan>,
+    ) {
+        let plan =
+            ClientPlan { ours: true, publishers, subscribers, askers, token_life_s: 1_000, renews: true };
         self.plan.clients.push(plan);
         let index = self.clients.len();
         let mut client = Client::new(index, &self.plan, self.zero, self.broker.addr, &mut self.shared.rng);
@@ -235,7 +256,7 @@ impl World {
         let shards = self.there();
         let publishers = shards.iter().copied().map(publisher).collect();
         let before = (self.shared.model.acked, self.shared.model.refused);
-        self.probe(publishers, Vec::new());
+        self.probe(publishers, Vec::new(), Vec::new());
         self.come_to_rest()?;
         let acked = self.shared.model.acked - before.0;
         let refused = self.shared.model.refused - before.1;
@@ -246,6 +267,14 @@ impl World {
             ));
         }
         Ok(())
+    }
+
+    /// Every key and counter is read, and every group finishes what there is.
+    fn ask_all(&mut self) -> Result<(), String> {
+        let Some(asks) = &self.plan.asks else { return Ok(()) };
+        let askers = last_askers(asks, self.now);
+        self.probe(Vec::new(), Vec::new(), askers);
+        self.come_to_rest()
     }
 
     /// Every log is read from its beginning.
@@ -259,14 +288,17 @@ impl World {
             keeps: true,
         };
         let subscribers = self.there().into_iter().map(subscriber).collect();
-        self.probe(Vec::new(), subscribers);
+        self.probe(Vec::new(), subscribers, Vec::new());
         self.come_to_rest()
     }
 
     /// Whether a run with such a plan can meet it at all.
     pub(super) fn may_meet(&self, what: &str) -> bool {
         let in_memory = ["block", "drain", "dropped for a subscriber", "expired"];
-        self.plan.storage.is_none() || !in_memory.contains(&what)
+        // What a plan of requests leaves out, and what so few publishes do not meet.
+        let streams = ["delete", "started too old", "stream came back", "retention", "overloaded"];
+        let durable = self.plan.storage.is_none() || !in_memory.contains(&what);
+        durable && (self.plan.asks.is_none() || !streams.contains(&what))
     }
 
     /// What a run with durable streams met, by name.
@@ -276,8 +308,12 @@ impl World {
             let ends = |what: &StorageHappening| matches!(what, StorageHappening::Restart { how, .. } if *how == end);
             u64::from(storage.has(ends) || storage.last == Some(end))
         };
+        let reads = |wrong: fn(&ReadFaults) -> bool| {
+            u64::from(storage.has(|what| matches!(what, StorageHappening::Reads(reads) if wrong(reads))))
+        };
         let numbered = storage.numbered.iter().flatten().filter(|numbered| **numbered).count();
-        vec![
+        let asked = if self.plan.asks.is_some() { self.shared.histories.met() } else { Vec::new() };
+        let met = vec![
             ("stopped", ends(End::Stop)),
             ("killed", ends(End::Kill)),
             ("power lost", ends(End::Power)),
@@ -285,12 +321,15 @@ impl World {
             ("acks before the sync", u64::from(storage.policy != Fsync::OnCommit)),
             ("stream came back", self.shared.lives.iter().map(|life| life - 1).sum()),
             ("disk too small", u64::from(storage.has(|what| matches!(what, StorageHappening::Size { .. })))),
+            ("reads failed", reads(|reads| reads.error_ppm > 0)),
+            ("reads brought wrong bits", reads(|reads| reads.flip_ppm > 0)),
             ("a log failed", u64::from(self.durable.mended)),
             ("retention", u64::from(self.shared.excuses.retention)),
             ("numbered publisher", numbered as u64),
             ("outcome unknown", self.broker.count(Counter::PublishesUnknown)),
             ("offsets without records", self.shared.model.skipped),
-        ]
+        ];
+        met.into_iter().chain(asked).collect()
     }
 
     fn look_at_logs(&self) -> Result<(), String> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use felix_runtime::clock::Tick;
 use felix_runtime::sim::{Faults, SimRng};
 
+use super::ask_plan::{self, AskPlan, AskerPlan};
 use super::storage_plan::StoragePlan;
 use crate::snapshot::{CoreLimits, SlowSubscriber};
 
@@ -35,6 +36,23 @@ pub enum Happening {
         silent: bool,
     },
     Drain,
+    /// The shard of a cache goes to the core at the next generation.
+    MoveCache {
+        cache: usize,
+        shard: u32,
+        core: u16,
+    },
+}
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Streams in memory.
+    Memory,
+    /// Durable streams over simulated disks.
+    Durable,
+    /// The same with caches, counters and consumer groups.
+    Asks,
 }
 
 /// One publishing stream.
@@ -80,6 +98,8 @@ pub struct ClientPlan {
     pub ours: bool,
     pub publishers: Vec<PublisherPlan>,
     pub subscribers: Vec<SubscriberPlan>,
+    /// Streams of requests about caches, counters and groups.
+    pub askers: Vec<AskerPlan>,
     /// Life of its tokens, and whether it fetches new ones in time.
     pub token_life_s: u64,
     pub renews: bool,
@@ -106,6 +126,8 @@ pub struct Plan {
     pub heal_at: Tick,
     /// The streams are durable, and this happens to their logs.
     pub storage: Option<StoragePlan>,
+    /// There are caches, counters and groups, and this is asked of them.
+    pub asks: Option<AskPlan>,
 }
 
 impl Plan {
@@ -132,6 +154,7 @@ impl Plan {
             happenings: Vec::new(),
             heal_at,
             storage: None,
+            asks: None,
         };
         let (stalls, deaf, expiry) = (on(rng), on(rng), chance(rng, 25));
         if expiry {
@@ -145,9 +168,17 @@ impl Plan {
         plan
     }
 
-    /// The plan of a seed, with durable streams or with streams in memory.
-    pub fn of(seed: u64, durable: bool) -> Plan {
-        if durable { Plan::draw_durable(seed) } else { Plan::draw(seed) }
+    /// The plan of a seed.
+    pub fn of(seed: u64, kind: Kind) -> Plan {
+        match kind {
+            Kind::Memory => Plan::draw(seed),
+            Kind::Durable => Plan::draw_durable(seed),
+            Kind::Asks => {
+                let mut plan = Plan::draw_durable(seed);
+                ask_plan::add(&mut plan);
+                plan
+            }
+        }
     }
 
     /// The plan of a seed with durable streams.
@@ -164,6 +195,15 @@ impl Plan {
         }
         plan.storage = Some(storage);
         plan
+    }
+
+    /// The same without reads that go wrong.
+    #[must_use]
+    pub fn with_sound_reads(mut self) -> Plan {
+        if let Some(storage) = &mut self.storage {
+            storage.drop_read_faults();
+        }
+        self
     }
 
     /// Every shard of every stream.
@@ -289,6 +329,7 @@ fn client(rng: &mut SimRng, plan: &Plan, (stalls, deaf, expiry): (bool, bool, bo
         ours: on(rng),
         publishers,
         subscribers,
+        askers: Vec::new(),
         token_life_s: if expiry { 2 + rng.below(3) } else { 1_000 },
         renews: on(rng),
     }

@@ -58,6 +58,8 @@ pub struct Publisher {
     numbered: Option<Numbered>,
     /// The request for a producer that is not answered yet.
     init: Option<u64>,
+    /// It was told that it cannot go on with its numbers here, before anything was taken of it again.
+    stuck: bool,
 }
 
 impl Publisher {
@@ -67,6 +69,7 @@ impl Publisher {
             left: plan.publishes,
             numbered: plan.numbered.then(Numbered::default),
             init: None,
+            stuck: false,
             plan,
             wire: None,
             lane: 0,
@@ -78,6 +81,16 @@ impl Publisher {
             retry_at: Tick::ZERO,
             over: false,
         }
+    }
+
+    /// Whether its numbers are refused for what the broker has read of the log, which only another process reads again.
+    pub fn is_stuck(&self) -> bool {
+        self.stuck && self.wire.is_some()
+    }
+
+    /// Another process begins, which has told it nothing yet.
+    pub fn unstick(&mut self) {
+        self.stuck = false;
     }
 
     /// Publishes not made yet, and those not answered.
@@ -238,7 +251,10 @@ impl Publisher {
             Outcome::Ok(None) if around.excuses.durable => {
                 return Err(format!("lane {}: {due:?} is in a log and has no offset", self.lane));
             }
-            Outcome::Ok(offset) => (Fate::Acked, offset),
+            Outcome::Ok(offset) => {
+                self.stuck = false;
+                (Fate::Acked, offset)
+            }
             Outcome::Refused(code, retry) => (self.excused(&due, &code, retry, around)?, None),
             Outcome::Number(reason) => (self.number_refused(&due, &reason, around)?, None),
         };
@@ -326,6 +342,7 @@ impl Publisher {
         if !excused {
             return Err(format!("lane {}: {due:?} was refused with {code} ({retry:?})", self.lane));
         }
+        self.stuck = self.numbered.is_some() && *code == ErrorCode::Storage && retry == RetryClass::Fatal;
         if *code == ErrorCode::NotFound && !excuses.durable {
             self.left = 0;
         }
@@ -389,6 +406,7 @@ impl Publisher {
         self.wire = None;
         self.is_ready = false;
         self.init = None;
+        self.stuck = false;
         self.unanswered.clear();
     }
 

@@ -15,7 +15,7 @@ use felix_runtime::sim::{DiskFaults, SimDisk, SimRng};
 use felix_wire::id::CoreId;
 
 use super::disks::Disks;
-use super::storage_plan::{End, StoragePlan};
+use super::storage_plan::{End, ReadFaults, StoragePlan};
 use crate::node::storage::{CarriesOrders, LogBook};
 use crate::snapshot::{LogOrder, RecoveredVolume};
 use crate::store::{StoreSettings, VolumeStart};
@@ -72,6 +72,9 @@ pub struct Storage {
     cores: u16,
     entropy: u64,
     pool: BufPool,
+    /// What goes wrong now.
+    faults: DiskFaults,
+    reads: ReadFaults,
     /// Operations fail by chance now, or for want of space.
     errors: bool,
     small: bool,
@@ -96,6 +99,8 @@ impl Storage {
             cores,
             entropy: 0,
             pool: BufPool::new(POOL_BYTES),
+            faults: plan.sound,
+            reads: ReadFaults::default(),
             errors: false,
             small: false,
             fails: false,
@@ -148,6 +153,7 @@ impl Storage {
         self.entropy = self.rng.next_u64();
         self.fails = self.errors || self.small;
         self.phase = Phase::Recovering(Box::new(self.recover(Vec::new())));
+        self.apply_faults();
     }
 
     fn recover(&self, found: Vec<RecoveredVolume>) -> Recovering {
@@ -180,6 +186,7 @@ impl Storage {
             let rng = &mut self.rng;
             let starts = self.book.recovered(found, self.cores, || rng.next_u64());
             self.phase = Phase::Up;
+            self.apply_faults();
             return Ok(Some(starts));
         }
     }
@@ -206,12 +213,27 @@ impl Storage {
     /// Nothing goes wrong any more.
     pub fn heal(&mut self) {
         self.set_faults(self.plan.sound);
+        self.set_reads(ReadFaults::default());
         self.resize(self.plan.volume_bytes);
     }
 
-    /// What goes wrong from now on.
+    /// What goes wrong from now on, but for reads.
     pub fn set_faults(&mut self, faults: DiskFaults) {
-        self.errors = faults.write_error_ppm + faults.sync_error_ppm + faults.other_error_ppm > 0;
+        self.faults = faults;
+        self.apply_faults();
+    }
+
+    /// What goes wrong with reads from now on.
+    pub fn set_reads(&mut self, reads: ReadFaults) {
+        self.reads = reads;
+        self.apply_faults();
+    }
+
+    fn apply_faults(&mut self) {
+        let recovering = matches!(self.phase, Phase::Recovering(_));
+        let faults = self.reads.over(self.faults, recovering);
+        let errors = faults.write_error_ppm + faults.sync_error_ppm + faults.other_error_ppm;
+        self.errors = errors + faults.read_error_ppm > 0;
         self.fails |= self.errors;
         self.disks.machine().set_faults(faults);
     }

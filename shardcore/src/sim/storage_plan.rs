@@ -50,6 +50,32 @@ pub enum StorageHappening {
     },
     /// What goes wrong with operations from now on.
     Faults(DiskFaults),
+    /// What goes wrong with reads from now on, whatever else does.
+    Reads(ReadFaults),
+}
+
+/// What goes wrong with reads, in parts per million of them. The bytes on the disk stay right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadFaults {
+    /// They fail.
+    pub error_ppm: u32,
+    /// They bring less than they could.
+    pub short_ppm: u32,
+    /// They bring one wrong bit. Not while a recovery reads: what it takes for the torn end of a log it cuts off, and a wrong
+    /// bit in what was written last is nothing else to it (docs/guarantees.md names that window).
+    pub flip_ppm: u32,
+}
+
+impl ReadFaults {
+    /// `faults` with these reads.
+    pub fn over(self, faults: DiskFaults, recovering: bool) -> DiskFaults {
+        DiskFaults {
+            read_error_ppm: self.error_ppm,
+            short_read_ppm: self.short_ppm.max(faults.short_read_ppm),
+            flip_ppm: if recovering { 0 } else { self.flip_ppm },
+            ..faults
+        }
+    }
 }
 
 /// See the module.
@@ -102,7 +128,14 @@ impl StoragePlan {
             seed: rng.next_u64(),
         };
         storage.happenings = happenings(rng, plan, sound);
+        storage.happenings.extend(wrong_reads(plan));
+        storage.happenings.sort_by_key(|(at, _)| *at);
         storage
+    }
+
+    /// The same without reads that go wrong: what the seed was before they were drawn.
+    pub fn drop_read_faults(&mut self) {
+        self.happenings.retain(|(_, what)| !matches!(what, StorageHappening::Reads(_)));
     }
 
     /// Whether something of that kind is planned.
@@ -182,4 +215,24 @@ fn happenings(rng: &mut SimRng, plan: &Plan, sound: DiskFaults) -> Vec<(Tick, St
 fn wrong(rng: &mut SimRng, sound: DiskFaults) -> DiskFaults {
     let mut ppm = || if rng.chance(500_000) { 0 } else { 200 << rng.below(8) };
     DiskFaults { write_error_ppm: ppm(), sync_error_ppm: ppm(), other_error_ppm: ppm() / 4, ..sound }
+}
+
+/// Reads that fail or bring wrong bytes, for some time. They are drawn by a generator of their own, so that the rest of a seed
+/// is what it was without them.
+fn wrong_reads(plan: &Plan) -> Vec<(Tick, StorageHappening)> {
+    let mut rng = SimRng::new(plan.seed ^ 0x4ead_fa11);
+    let rng = &mut rng;
+    let mut all = Vec::new();
+    if !chance(rng, 35) {
+        return all;
+    }
+    let mut ppm = || if rng.chance(400_000) { 0 } else { 1_000 << rng.below(8) };
+    let faults = ReadFaults { error_ppm: ppm(), short_ppm: ppm(), flip_ppm: ppm() };
+    let from = before(rng, plan.heal_at);
+    all.push((from, StorageHappening::Reads(faults)));
+    if on(rng) {
+        let until = from + rng.duration(plan.heal_at.saturating_since(from));
+        all.push((until, StorageHappening::Reads(ReadFaults::default())));
+    }
+    all
 }

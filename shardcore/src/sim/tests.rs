@@ -14,6 +14,9 @@ use crate::snapshot::{CoreLimits, SlowSubscriber};
 /// Durable seeds that every run of the tests takes.
 const DURABLE_SEEDS: u64 = 300;
 
+/// Seeds of requests that every run of the tests takes.
+const ASK_SEEDS: u64 = 200;
+
 /// The number an environment variable holds.
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
@@ -29,80 +32,107 @@ fn durable_seeds() -> u64 {
     number("FELIX_SIM_DURABLE_SEEDS").unwrap_or(DURABLE_SEEDS)
 }
 
-fn fail(failure: &Failure, durable: &str) -> ! {
+fn fail(failure: &Failure, kind: &str) -> ! {
     for line in &failure.last {
         eprintln!("{line}");
     }
-    panic!("{failure}; replay it with felix-sim --replay {}{durable}", failure.seed);
+    panic!("{failure}; replay it with felix-sim --replay {}{kind}", failure.seed);
+}
+
+/// How felix-sim is told of a kind.
+fn argument(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Memory => "",
+        Kind::Durable => " --durable",
+        Kind::Asks => " --asks",
+    }
 }
 
 /// Runs seeds, and sees that each kind of thing happens in some when there are `enough`.
-fn run_seeds(seeds: u64, durable: bool, enough: u64) {
+fn run_seeds(seeds: u64, kind: Kind, enough: u64) {
     let started = Instant::now();
     let mut met = std::collections::BTreeMap::new();
     for seed in 0..seeds {
-        match check(seed, durable) {
+        match check(seed, kind) {
             Ok(report) => {
                 for (what, count) in report.met {
                     *met.entry(what).or_insert(0) += count;
                 }
             }
-            Err(failure) => fail(&failure, if durable { " --durable" } else { "" }),
+            Err(failure) => fail(&failure, argument(kind)),
         }
     }
     println!("{seeds} seeds in {:?}: {met:?}", started.elapsed());
     if seeds >= enough {
+        met.retain(|what, _| kind != Kind::Asks || !NOT_ASKED.contains(what));
         for (what, count) in met {
             assert!(count > 0, "no seed met: {what}");
         }
     }
 }
 
+/// What plans of requests do not bring about: their streams are neither removed nor short of room, their tokens are good.
+const NOT_ASKED: [&str; 4] = ["auth refused", "offsets without records", "retention", "stream came back"];
+
 #[test]
 fn every_seed_keeps_what_was_acked_in_order_and_comes_to_rest() {
-    run_seeds(seeds(), false, 100);
+    run_seeds(seeds(), Kind::Memory, 100);
 }
 
 #[test]
 fn every_durable_seed_keeps_what_was_acked_through_restarts_and_failing_disks() {
-    run_seeds(durable_seeds(), true, DURABLE_SEEDS);
+    run_seeds(durable_seeds(), Kind::Durable, DURABLE_SEEDS);
+}
+
+#[test]
+fn every_answer_about_keys_counters_and_groups_can_be_true_through_restarts_and_failing_disks() {
+    run_seeds(number("FELIX_SIM_ASK_SEEDS").unwrap_or(ASK_SEEDS), Kind::Asks, ASK_SEEDS);
 }
 
 #[test]
 fn seeds_that_failed_once_do_not_fail_again() {
-    for seed in regressions(false) {
-        if let Err(failure) = run(seed, false) {
-            fail(&failure, "");
+    for kind in [Kind::Memory, Kind::Durable, Kind::Asks] {
+        for seed in regressions(kind) {
+            if let Err(failure) = run(seed, kind) {
+                fail(&failure, argument(kind));
+            }
         }
     }
-    for seed in regressions(true) {
-        if let Err(failure) = run(seed, true) {
-            fail(&failure, " --durable");
+    // Reads that go wrong were not drawn when the first of these were found.
+    for seed in regressions(Kind::Durable) {
+        if let Err(failure) = run_with_sound_reads(seed) {
+            fail(&failure, " --durable --sound-reads");
         }
     }
 }
 
-/// One of these durable seeds finds each planted defect. A range that begins later than 0 saves time: the first that finds a
-/// failed write that is ignored is 264.
-const FOUND_BY: [(Defect, Range<u64>); 9] = [
-    (Defect::AckBeforeSync, 0..10),
-    (Defect::SpillNotSynced, 0..10),
-    (Defect::FailedWriteIgnored, 260..270),
-    (Defect::LastRoundDropped, 10..20),
-    (Defect::CeilingIgnored, 0..10),
-    (Defect::ProducersForgotten, 0..10),
-    (Defect::UnsettledServed, 0..20),
-    (Defect::NamesakeLog, 0..20),
-    (Defect::GapUntold, 0..10),
+/// One of these seeds finds each planted defect. A range that begins later than 0 saves time: the first that finds a failed
+/// write that is ignored is 264.
+const FOUND_BY: [(Defect, Kind, Range<u64>); 15] = [
+    (Defect::AckBeforeSync, Kind::Durable, 0..10),
+    (Defect::SpillNotSynced, Kind::Durable, 0..10),
+    (Defect::FailedWriteIgnored, Kind::Durable, 260..270),
+    (Defect::LastRoundDropped, Kind::Durable, 10..20),
+    (Defect::CeilingIgnored, Kind::Durable, 0..10),
+    (Defect::ProducersForgotten, Kind::Durable, 0..10),
+    (Defect::UnsettledServed, Kind::Durable, 0..20),
+    (Defect::NamesakeLog, Kind::Durable, 0..20),
+    (Defect::GapUntold, Kind::Durable, 0..10),
+    (Defect::AnswerBeforeSettled, Kind::Asks, 0..20),
+    (Defect::DeleteForgotten, Kind::Asks, 0..10),
+    (Defect::LifeForgotten, Kind::Asks, 0..20),
+    (Defect::AddCountedTwice, Kind::Asks, 20..30),
+    (Defect::AckForgotten, Kind::Asks, 0..10),
+    (Defect::ClaimNotHeld, Kind::Asks, 0..10),
 ];
 
 #[test]
 fn every_planted_defect_is_found_within_its_seeds() {
-    assert!(Defect::ALL.iter().all(|defect| FOUND_BY.iter().any(|(planted, _)| planted == defect)));
-    for (defect, seeds) in FOUND_BY {
+    assert!(Defect::ALL.iter().all(|defect| FOUND_BY.iter().any(|(planted, ..)| planted == defect)));
+    for (defect, kind, seeds) in FOUND_BY {
         plant(Some(defect));
         // A defect may also break what the broker itself asserts.
-        let fails = |seed| !matches!(std::panic::catch_unwind(|| run(seed, true)), Ok(Ok(_)));
+        let fails = |seed| !matches!(std::panic::catch_unwind(|| run(seed, kind)), Ok(Ok(_)));
         let found = seeds.clone().find(|seed| fails(*seed));
         plant(None);
         println!("{defect:?} is found by seed {found:?}");
@@ -129,6 +159,7 @@ fn stalled_shard(publishers: Vec<PublisherPlan>) -> Plan {
         ours: false,
         publishers,
         subscribers,
+        askers: Vec::new(),
         token_life_s: 1_000,
         renews: false,
     };
@@ -157,6 +188,7 @@ fn stalled_shard(publishers: Vec<PublisherPlan>) -> Plan {
         happenings: Vec::new(),
         heal_at,
         storage: None,
+        asks: None,
     }
 }
 

@@ -12,6 +12,7 @@ use super::broker::Broker;
 use super::check::Model;
 use super::client::{Client, Surroundings};
 use super::durable::{Durable, Excuses};
+use super::history::Histories;
 use super::plan::{Happening, Plan};
 use super::trace::Trace;
 use crate::snapshot::SlowSubscriber;
@@ -50,6 +51,7 @@ pub struct Failure {
 pub(super) struct Shared {
     pub rng: SimRng,
     pub model: Model,
+    pub histories: Histories,
     pub trace: Trace,
     shards: Vec<u32>,
     heal_at: Tick,
@@ -69,6 +71,7 @@ impl Shared {
             heal_at: if probes { Tick::MAX } else { self.heal_at },
             rng: &mut self.rng,
             model: &mut self.model,
+            histories: &mut self.histories,
             trace: &mut self.trace,
             shards: &self.shards,
             deleted: &self.deleted,
@@ -108,6 +111,7 @@ impl World {
         let shared = Shared {
             rng,
             model: Model::new(plan.storage.is_some()),
+            histories: Histories::default(),
             trace: Trace::default(),
             shards: plan.shards.clone(),
             heal_at: plan.heal_at,
@@ -240,7 +244,14 @@ impl World {
         let ran = self.broker.run(self.now, &mut self.net, &mut self.shared.trace);
         ran?;
         let moving = !self.broker.agrees();
-        if !moving {
+        let (rules, excuses) = (&mut self.shared.histories.rules, &self.shared.excuses);
+        rules.attempts_max = self.plan.limits.groups.attempts_max;
+        (rules.lossy, rules.unsteady, rules.unreadable) =
+            (excuses.lossy, excuses.refused, excuses.unreadable);
+        if moving {
+            // Claims are gone with their core, or with the process.
+            self.shared.histories.void_claims(self.now);
+        } else {
             self.shared.model.agreed(self.now);
             self.lives_agreed();
         }
@@ -265,9 +276,19 @@ impl World {
             Happening::Move { stream, shard, core } => {
                 self.shared.trace.note(self.now, "move", [stream as u64, u64::from(shard), u64::from(core)]);
                 self.broker.move_shard(self.now, (stream, shard), core);
+                self.shared.histories.void_claims(self.now);
                 if let Some((_, generation)) = self.broker.place(stream, shard) {
                     self.shared.generations[stream][shard as usize] = generation;
                 }
+                self.shared.excuses.unsettled = true;
+            }
+            Happening::MoveCache { cache, shard, core } => {
+                self.shared.trace.note(
+                    self.now,
+                    "move cache",
+                    [cache as u64, u64::from(shard), u64::from(core)],
+                );
+                self.broker.move_cache(self.now, (cache, shard), core);
                 self.shared.excuses.unsettled = true;
             }
             Happening::Delete { stream } => self.delete(stream),
@@ -321,6 +342,9 @@ impl World {
                     let held = self.broker.held(true);
                     return Some(format!("client {}: {publisher:?} on {wire:?}; {held:?}", client.index));
                 }
+            }
+            if let Some(asker) = client.askers.iter().find(|asker| asker.wire.is_some() || asker.is_busy()) {
+                return Some(format!("client {}: {asker:?}", client.index));
             }
             if let Some(at) = client.subscribers.iter().position(super::subscriber::Subscriber::is_pending) {
                 return Some(format!("client {}: subscription {at} is not there", client.index));

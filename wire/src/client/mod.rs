@@ -1,11 +1,13 @@
 //! What clients and brokers say to each other (client-protocol 21), one file per family.
 //! Owns: the list of JSON messages and how a payload becomes one. Binary layouts are in `publish_frame`,
-//! `publish_ack` and `events`; a frame's flags say which of them it is, 0 says JSON.
+//! `publish_ack` and `events`, and `binary` has a second form of some messages; a frame's flags say which of them it is, 0
+//! says JSON.
 //! Invariants: decoding borrows names from the payload; member order and spelling of what is written are those of
 //! the protocol's table, byte for byte.
 //! Not here: who may send what, and when (the session).
 
 pub mod auth;
+pub mod binary;
 pub mod cache;
 pub mod commit;
 pub mod counter;
@@ -33,6 +35,7 @@ use crate::frame::{DecodeError, FrameHeader, HEADER_LEN};
 use crate::id::RequestId;
 
 pub use auth::{Auth, AuthOk};
+pub use binary::Form;
 pub use cache::{
     CacheCondition, CacheConditionResult, CacheDelete, CacheDeleteIf, CacheEvent, CacheGet, CacheOk,
     CachePut, CachePutIf, CacheValue, CacheWatch, CacheWatchLagged, CacheWatchStarted,

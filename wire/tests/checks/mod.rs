@@ -4,9 +4,9 @@
 //! An input for a binary layout is two bytes of flags, then the payload.
 
 use bytes::{Bytes, BytesMut};
-use felix_wire::client::{BinaryPublish, EventBatch, Message, PublishAck, encode_publish_head};
+use felix_wire::client::{BinaryPublish, EventBatch, Form, Message, PublishAck, encode_publish_head};
 use felix_wire::limits::{FRAME_TRUST_BYTES, PRE_AUTH_PAYLOAD_MAX};
-use felix_wire::{DecodeError, Frame, FrameHeader, FrameReader, HEADER_LEN};
+use felix_wire::{DecodeError, Flags, Frame, FrameHeader, FrameReader, HEADER_LEN};
 
 /// Flags and payload of an input for a binary layout.
 fn split_flags(data: &[u8]) -> Option<(u16, Bytes)> {
@@ -87,6 +87,30 @@ pub fn json_message(data: &[u8]) {
     let mut second = BytesMut::new();
     again.encode_frame(&mut second);
     assert_eq!(first, second);
+}
+
+/// A message in its binary form: what is read is written as something that reads the same, in this form and, names of a
+/// value aside, as JSON; and is then stable.
+pub fn binary_message(data: &[u8]) {
+    let payload = Bytes::copy_from_slice(data);
+    let Ok(message) = Message::decode_binary(&payload) else { return };
+    let mut first = BytesMut::new();
+    let length = message.encode_frame_as(Form::Binary, &mut first);
+    assert_eq!(first.len(), HEADER_LEN + length);
+    let header = FrameHeader { flags: Flags::BINARY_MESSAGE.bits(), length: length as u32 };
+    assert_eq!(first[..HEADER_LEN], header.encode(), "what was read in this form has it");
+    let written = first.split_off(HEADER_LEN).freeze();
+    let again = Message::decode_binary(&written).expect("what we write is read");
+    assert_eq!(again, message);
+    let mut second = BytesMut::new();
+    again.encode_frame_as(Form::Binary, &mut second);
+    assert_eq!(second[HEADER_LEN..], written);
+    let mut json = BytesMut::new();
+    message.encode_frame(&mut json);
+    // A code that has only a number has another name in JSON.
+    if !matches!(message, Message::Error(_)) {
+        assert_eq!(Message::decode(&json[HEADER_LEN..]), Ok(message));
+    }
 }
 
 /// A binary publish: what is read is written as the same bytes.

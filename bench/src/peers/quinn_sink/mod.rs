@@ -24,7 +24,7 @@ use quinn::{
 use tokio::sync::Notify;
 
 use crate::machine::pin_thread;
-use crate::sink::connection::handle;
+use crate::sink::connection::{FEATURES, handle};
 use crate::sink::serve::{CONN_WINDOW, CONN_WINDOW_BEFORE_AUTH, READ_BYTES, SEND_WINDOW, STREAM_WINDOW};
 use crate::sink::split::{Discard, Splitter};
 use crate::sink::{self, SinkCounts, SinkError, SinkOptions};
@@ -225,7 +225,7 @@ async fn take_stream(
             let mut outcome = Ok(());
             let split = splitter.push(&chunk.bytes, discard, |ended| {
                 if outcome.is_ok() {
-                    outcome = handle(ended, &mut authenticated, &mut out, counts);
+                    outcome = handle(ended, &mut authenticated, &mut out, (counts, FEATURES));
                 }
             });
             let taken = split.and(outcome);

@@ -23,6 +23,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use felix_logstore::record::{Batch, BatchKind};
+use felix_runtime::planted::{self, Defect};
 use felix_wire::id::Offset;
 
 use crate::projection::keys::{KEY_OVERHEAD_BYTES, KEYS_MAX, KeyTable, Slot};
@@ -437,12 +438,16 @@ impl CacheCore {
 
     fn replay_record(&mut self, record: CacheRecord<'_>, at: Offset) {
         let (key, value, entry) = match record {
-            CacheRecord::Put { key, value, expiry } => (key, value, Entry::new(at, at, expiry, value.len())),
+            CacheRecord::Put { key, value, expiry } => {
+                let forgotten = planted::is(Defect::LifeForgotten);
+                let expiry = if forgotten { Expiry::NEVER } else { expiry };
+                (key, value, Entry::new(at, at, expiry, value.len()))
+            }
             CacheRecord::Copy { key, value, expiry, version } => {
                 (key, value, Entry::new(at, version, expiry, value.len()))
             }
             CacheRecord::Delete { key } => {
-                if let Some(slot) = self.table.find(key) {
+                if let Some(slot) = self.table.find(key).filter(|_| !planted::is(Defect::DeleteForgotten)) {
                     self.forget(slot);
                 }
                 return;

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use felix_logstore::record::{Batch, BatchKind};
 use felix_runtime::clock::Tick;
+use felix_runtime::planted::{self, Defect};
 use felix_wire::id::Offset;
 use felix_wire::limits::{CONSUMER_LEN_MAX, GROUP_POLL_RECORDS_MAX};
 use slab::Slab;
@@ -277,7 +278,9 @@ impl GroupsCore {
             None => self.add(name, Durable::default()),
         };
         let Some((_, group)) = self.groups.get_mut(at) else { return };
-        changes.iter().for_each(|change| group.durable.apply(*change));
+        let forgotten =
+            |change: &&Change| planted::is(Defect::AckForgotten) && matches!(change, Change::Done { .. });
+        changes.iter().filter(|change| !forgotten(change)).for_each(|change| group.durable.apply(*change));
     }
 
     /// The groups' log was read to its end.

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use felix_runtime::clock::Tick;
+use felix_runtime::planted::{self, Defect};
 use felix_wire::id::Offset;
 
 use super::claims::{Claims, ConnectionId, PollId, Slot, State};
@@ -223,7 +224,7 @@ impl Group {
             self.finish(at, extent);
         }
         let member = asked.poll.member.as_deref().map(|name| self.claims.member(name));
-        let until = now + asked.visibility;
+        let until = if planted::is(Defect::ClaimNotHeld) { now } else { now + asked.visibility };
         let mut handed = Vec::with_capacity(taken.len());
         for at in taken.iter().map(|at| at.0) {
             let Some(slot) = self.claims.get(at).filter(|_| self.is_reserved(at, id)) else { continue };

@@ -345,3 +345,42 @@ fn a_numbered_add_counts_once_however_often_it_comes_also_after_a_kill() {
     assert_eq!(ask(&mut world, numbered(8, 0, 1)), refused(NumberRefusal::Expired));
     assert_eq!(ask(&mut world, Ask::CounterGet { key: key(1) }), Reply::Sum(Some(17_010)));
 }
+
+/// The disk answers the last writes, and before the core has taken that in, the routes name another generation of the shard.
+#[test]
+fn a_shard_that_begins_while_the_last_writes_settle_reads_all_of_its_logs() {
+    let mut world = open(Fsync::OnCommit);
+    let add = |delta| Ask::CounterAdd { key: key(1), delta, number: None };
+    assert_eq!(ask(&mut world, add(5)), Reply::Sum(Some(5)));
+    assert_eq!(ask(&mut world, put(1, b"one")), Reply::Written);
+    send(&mut world, 1, add(2));
+    send(&mut world, 2, put(2, b"two"));
+    world.turn();
+    world.now += Duration::from_millis(5);
+    world.disk.advance_to(world.now);
+    while let Some(done) = world.disk.poll_done() {
+        let (core, token) = world.asked.remove(&done.token).expect("somebody asked");
+        world.cores[core].complete_disk(world.now, Done { token, result: done.result });
+    }
+    let mut route = StreamRoute::clone(&cache_route());
+    route.owners = vec![Owner::Here { core: CoreId(0), generation: Generation(2) }];
+    let routes = Arc::new(Routes::new(2, [Arc::new(route)], [Arc::from("t")]));
+    for core in &mut world.cores {
+        core.handle_admin(world.now, ToCore::Routes(Arc::clone(&routes)));
+    }
+    world.run(Duration::from_millis(50));
+    world.answers.clear();
+    for (token, ask) in [(3, get(1)), (4, get(2)), (5, add(1))] {
+        let what = ShardInput::Ask { token: AskToken(token), ask };
+        let to = ToShard { shard: CACHE, generation: Generation(2), what };
+        world.cores[0].handle_mail(world.now, ELSEWHERE, Mail::ToShard(to));
+        world.run(Duration::from_millis(20));
+    }
+    let value = |at, value: &'static [u8]| Reply::Value {
+        value: Some(Bytes::from_static(value)),
+        version: Some(Offset(at)),
+    };
+    let told = answers(&mut world);
+    let due = [(3, value(0, b"one")), (4, value(1, b"two")), (5, Reply::Sum(Some(8)))];
+    assert_eq!(told, due.map(|(token, reply)| (token, Some(reply))));
+}
