@@ -80,6 +80,11 @@ struct World {
 }
 
 impl World {
+    /// No log becomes shorter from now on.
+    fn keeps_logs(&mut self) {
+        self.cores.iter_mut().for_each(|core| core.compacting.end());
+    }
+
     fn new(policy: Fsync) -> World {
         World::over(SimDisk::new(1, &[256 * MIB], DiskFaults::none(Duration::from_micros(100))), policy, 1).0
     }

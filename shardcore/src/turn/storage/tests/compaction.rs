@@ -31,7 +31,10 @@ impl History {
     fn write(&mut self, world: &mut World, rng: &mut SimRng) {
         let number = self.writes.len();
         let of = rng.below(KEYS as u64) as usize;
-        let deletes = rng.below(10) == 0;
+        // A delete of nothing is answered at once: it is not in the log.
+        let there =
+            self.writes.iter().rev().find(|(key, _)| *key == of).is_some_and(|(_, put)| put.is_some());
+        let deletes = there && rng.below(10) == 0;
         let ask = if deletes { delete(of) } else { put(of, &value_of(number)) };
         send(world, 2 * number as u64, ask);
         self.writes.push((of, (!deletes).then_some(number)));

@@ -171,6 +171,7 @@ fn a_watch_from_an_offset_reads_the_log_and_joins_what_comes_also_after_a_kill()
 #[test]
 fn one_that_does_not_read_is_sent_nothing_holds_no_more_than_its_bound_and_misses_nothing() {
     let mut world = open(Fsync::OnCommit);
+    world.keeps_logs();
     watch(&mut world, 1, ALL, WatchFrom::Now);
     watch(&mut world, 2, ALL, WatchFrom::Now);
     pull(&mut world, 1);
