@@ -6,6 +6,12 @@
 #[rustfmt::skip]
 pub mod assignment;
 
-#[allow(clippy::all, clippy::unwrap_used, clippy::indexing_slicing, mismatched_lifetime_syntaxes)]
+#[allow(
+    clippy::all,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::too_many_lines,
+    mismatched_lifetime_syntaxes
+)]
 #[rustfmt::skip]
 pub mod request;
