@@ -117,7 +117,7 @@ const FOUND_BY: [(Defect, Kind, Range<u64>); 15] = [
     (Defect::AnswerBeforeSettled, Kind::Asks, 0..20),
     (Defect::DeleteForgotten, Kind::Asks, 0..10),
     (Defect::LifeForgotten, Kind::Asks, 0..20),
-    (Defect::AddCountedTwice, Kind::Asks, 0..20),
+    (Defect::AddCountedTwice, Kind::Asks, 20..30),
     (Defect::AckForgotten, Kind::Asks, 0..10),
     (Defect::ClaimNotHeld, Kind::Asks, 0..10),
 ];
