@@ -101,7 +101,7 @@ impl Work for Keyed {
             Message::CacheOk(ok) if self.kind != RequestKind::CacheGet => {
                 Some((ok.request_id, Done::Counted(bytes)))
             }
-            Message::CacheValue(found) if self.kind == RequestKind::CacheGet => {
+            Message::CacheValue(found) if self.kind == RequestKind::CacheGet && self.unfilled == 0 => {
                 let whole = found.value.as_ref().is_some_and(|value| value.len() as u64 == bytes);
                 found.request_id.filter(|_| whole).map(|id| (id, Done::Counted(bytes)))
             }
