@@ -14,6 +14,7 @@ use felix_wire::client::Form;
 
 use crate::EXCEEDED;
 use crate::args::seconds;
+use crate::peer_commands::CommandError;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CacheArg {
@@ -108,7 +109,7 @@ pub struct CompareRequestsArgs {
 }
 
 impl CompareRequestsArgs {
-    pub fn run(&self) -> anyhow::Result<ExitCode> {
+    pub fn run(&self) -> Result<ExitCode, CommandError> {
         raise_priority();
         let report = compare::run(&RequestComparison {
             rounds: self.rounds,

@@ -153,7 +153,11 @@ async fn logs_that_are_rewritten_stay_short_and_survive_kills() {
     felix(&dev, &["cache", "create", "c", "--shards", "2"]);
     dev.broker.create_durable_stream("d", 1).unwrap();
     let files = dev.broker.ready_file().with_file_name("data").join("broker/log/shards");
-    assert!(bytes_below(&files) > 0, "{} is where logs are", files.display());
+    let since = Instant::now();
+    while bytes_below(&files) == 0 {
+        assert!(since.elapsed() < DEADLINE, "{} is where logs are", files.display());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     let wrote = write_all(&mut dev, &files).await;
     let acked = ack_all(&dev).await;
     assert_eq!(acked.len(), RECORDS / 2);
