@@ -40,7 +40,10 @@ fn commits_and_their_state_outlive_a_killed_broker() {
     let sent = json!({ "key": "sent", "value": "yes", "version": offset, "as_of": offset });
     assert_eq!(json(&["state", "get", "orders", "order-7", "sent"]), sent);
     assert_eq!(place.run(&["sub", "orders", "--from", "earliest", "--until-end"]).ok(), "made\npaid\nsent\n");
-    assert_eq!(place.run(&["group", "poll", "orders", "g", "--ack", "--until-empty"]).ok().lines().count(), 3);
+    assert_eq!(
+        place.run(&["group", "poll", "orders", "g", "--ack", "--until-empty"]).ok().lines().count(),
+        3
+    );
     place.run(&["commit", "events", "e", "x"]).fails(4, "durable");
     place.run(&["state", "get", "events", "e", "k"]).fails(4, "durable");
     place.run(&["commit", "nowhere", "e", "x"]).fails(5, "unknown stream");
