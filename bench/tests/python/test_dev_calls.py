@@ -68,7 +68,7 @@ def test_publish_gives_the_offset_of_a_record_that_is_acknowledged(client, scope
 
 def test_publish_puts_records_of_one_key_into_one_shard_in_their_order(client, scope):
     subscription = client.subscribe_sharded(*scope, "durable")
-    assert sorted(subscription.shards) == [0, 1]
+    assert subscription.shards == 2
     sent = {b"key-%d" % key: [b"%d %d" % (key, at) for at in range(5)] for key in range(8)}
     for key, payloads in sent.items():
         for payload in payloads:
@@ -158,8 +158,8 @@ def test_group_poll_hands_out_what_is_unclaimed_and_waits_no_longer_than_told(cl
     began = time.monotonic()
     assert client.group_poll(*group, wait=0.5) == []
     assert 0.3 < time.monotonic() - began < 10
-    again = client.group_poll(*group, wait=0, consumer="a", reclaim=True)
-    assert [(record.offset, record.attempts) for record in again] == [(0, 2), (1, 2)]
+    # What it holds on this connection is not taken from it (semantics 5); on another one: test_groups.py.
+    assert client.group_poll(*group, wait=0, consumer="a", reclaim=True) == []
 
 
 def test_group_ack_finishes_and_group_nack_hands_back(client, group):
