@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use felix_logstore::engine::{Event, Latencies, LogId, ReadError, ReadId};
 use felix_logstore::id::ShardKey;
+use felix_logstore::record::Batch;
 use felix_logstore::retention::Retention;
 use felix_runtime::clock::Tick;
 use felix_runtime::file::{BufPool, DiskError, Done, Op, Token};
@@ -258,31 +259,7 @@ impl Core {
                     None => self.with_logged(now, at(log), |shard, cx| shard.log_stopped(cx.out)),
                 }
             }
-            Event::Page { log, read, batches } => {
-                let Some(page_for) = self.store.as_mut().and_then(|store| store.take_read(read)) else {
-                    return;
-                };
-                match page_for.reader {
-                    PageReader::Subscription { to, token } => {
-                        let page = page_of(&batches, page_for.from);
-                        let what = ShardOutput::Page { reader: Reader::CatchUp(token), page };
-                        self.answer_reader(page_for.shard, to, what);
-                    }
-                    PageReader::Numbers => self.with_logged(now, at(log), |shard, cx| {
-                        shard.numbers_page(&batches, cx);
-                    }),
-                    PageReader::Asked { .. } | PageReader::State => {
-                        self.stream_page(now, at(log), page_for, Ok(&batches));
-                    }
-                    PageReader::Replay(LogRole::Groups) | PageReader::Poll { .. } => {
-                        self.groups_page(now, page_for, Ok(&batches));
-                    }
-                    PageReader::Compact => self.compaction_page(now, page_for, Ok(&batches)),
-                    PageReader::Replay(_) | PageReader::Value { .. } | PageReader::Watch { .. } => {
-                        self.cache_page(now, page_for, Ok(&batches));
-                    }
-                }
-            }
+            Event::Page { log, read, batches } => self.page_read(now, at(log), read, &batches),
             Event::StartMoved { log, start } => {
                 self.with_logged(now, at(log), |shard, _| shard.log_start_moved(start));
                 self.tell_groups_of(now, at(log), Some(start));
@@ -313,6 +290,29 @@ impl Core {
             Event::DiskTrouble { what, error } => self.disk_trouble(volume, what, error),
             Event::Created { .. } | Event::Closed => {}
             Event::Cut { .. } | Event::CutFailed { .. } => {}
+        }
+    }
+
+    /// A page that somebody wanted was read.
+    fn page_read(&mut self, now: Tick, at: LogAt, read: ReadId, batches: &[Batch]) {
+        let Some(page_for) = self.store.as_mut().and_then(|store| store.take_read(read)) else { return };
+        match page_for.reader {
+            PageReader::Subscription { to, token } => {
+                let page = page_of(batches, page_for.from);
+                let what = ShardOutput::Page { reader: Reader::CatchUp(token), page };
+                self.answer_reader(page_for.shard, to, what);
+            }
+            PageReader::Numbers => self.with_logged(now, at, |shard, cx| shard.numbers_page(batches, cx)),
+            PageReader::Asked { .. } | PageReader::State => {
+                self.stream_page(now, at, page_for, Ok(batches));
+            }
+            PageReader::Replay(LogRole::Groups) | PageReader::Poll { .. } => {
+                self.groups_page(now, page_for, Ok(batches));
+            }
+            PageReader::Compact => self.compaction_page(now, page_for, Ok(batches)),
+            PageReader::Replay(_) | PageReader::Value { .. } | PageReader::Watch { .. } => {
+                self.cache_page(now, page_for, Ok(batches));
+            }
         }
     }
 
