@@ -227,6 +227,12 @@ impl SinkProcess {
         args: &[String],
     ) -> Result<SinkProcess, ClusterError> {
         let ready_file = dir.join(format!("{server}.json"));
+        // One that ended before it in the same folder has left its own.
+        if let Err(error) = std::fs::remove_file(&ready_file)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(ClusterError::Io { what: ready_file.display().to_string(), error });
+        }
         let mut command = Command::new(program);
         command.arg(server).arg("--ready-file").arg(&ready_file).args(args);
         let name = format!("felix-bench {server}");
