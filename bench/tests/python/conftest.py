@@ -37,27 +37,48 @@ def make_folder(tmp_path_factory):
     return make
 
 
-@pytest.fixture(scope="session")
-def make_broker(make_folder):
-    """Starts brokers, each with a control plane of its own; all end with the run. Logs stay in pytest's folder."""
-    started = []
+class Brokers:
+    """Starts brokers, each with a control plane of its own, and ends them together. What one of them kept on the disk is
+    removed then: logs are made ahead, and the brokers of a whole run need more than a small machine has."""
 
-    def make(**options):
-        folder = make_folder("broker")
+    def __init__(self, make_folder):
+        self._make_folder = make_folder
+        self._started = []
+
+    def __call__(self, **options):
+        folder = self._make_folder("broker")
         plane = ControlPlane(folder)
-        started.append(plane)
+        self._started.append(plane)
         broker = Broker(plane, folder, **options)
-        started.append(broker)
+        self._started.append(broker)
         return broker
 
-    yield make
-    for process in reversed(started):
-        process.stop()
+    def end(self):
+        for process in reversed(self._started):
+            process.discard()
+        self._started.clear()
+
+
+@pytest.fixture(scope="session")
+def lasting_brokers(make_folder):
+    """Starts the brokers that end with the run."""
+    brokers = Brokers(make_folder)
+    yield brokers
+    brokers.end()
+
+
+@pytest.fixture(scope="module")
+def make_broker(make_folder):
+    """Starts brokers that end with the tests of the file. What they told about themselves stays in pytest's folder."""
+    brokers = Brokers(make_folder)
+    yield brokers
+    brokers.end()
 
 
 def background(body):
     """Makes a test of a body that waits most of its time. The body starts with the run, on a thread of its own, and
-    gets `make_broker` or `make_folder`, as it names it; the test comes last and is what became of the body."""
+    gets `make_broker` or `make_folder`, as it names it; its brokers end with it. The test comes last and is what became
+    of the body."""
 
     def test(_background):
         _background[body.__name__].result(_TEST_S - 10)
@@ -72,27 +93,30 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _background(request, make_broker, make_folder):
-    given = {"make_broker": make_broker, "make_folder": make_folder}
+def _background(request, make_folder):
     bodies = [item.function.body for item in request.session.items if hasattr(item.function, "body")]
 
-    def started(body):
-        wanted = [given[name] for name in inspect.signature(body).parameters]
-        return Job(lambda: body(*wanted))
+    def run(body):
+        brokers = Brokers(make_folder)
+        given = {"make_broker": brokers, "make_folder": make_folder}
+        try:
+            body(*(given[name] for name in inspect.signature(body).parameters))
+        finally:
+            brokers.end()
 
-    return {body.__name__: started(body) for body in bodies}
+    return {body.__name__: Job(lambda body=body: run(body)) for body in bodies}
 
 
 @pytest.fixture(scope="session")
-def broker(make_broker):
+def broker(lasting_brokers):
     """The broker that tests share; they leave it running."""
-    return make_broker()
+    return lasting_brokers()
 
 
 @pytest.fixture(scope="session")
-def quiet_broker(make_broker):
+def quiet_broker(lasting_brokers):
     """A broker on which only one test at a time has connections, so that its gauges can be read."""
-    return make_broker()
+    return lasting_brokers()
 
 
 @pytest.fixture(scope="session")

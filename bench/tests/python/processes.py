@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import urllib.error
@@ -156,6 +157,11 @@ class ControlPlane:
     def stop(self):
         return end(self.process)
 
+    def discard(self):
+        """Ends it and removes what it kept on the disk, but for its log."""
+        self.stop()
+        shutil.rmtree(self.folder / "ctrl", ignore_errors=True)
+
 
 class Broker:
     """felix-broker on four cores, whatever the number of processors, following one control plane."""
@@ -270,3 +276,8 @@ class Broker:
 
     def stop(self):
         return end(self.process)
+
+    def discard(self):
+        """Ends it and removes what it kept on the disk, but for its log."""
+        self.stop()
+        shutil.rmtree(self.folder / "data", ignore_errors=True)

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pathlib
+import shutil
 import signal
 import time
 import urllib.request
@@ -74,7 +75,10 @@ class Dev:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"felix_{name}{{"))
 
     def stop(self):
-        return end(self.process, within=30)
+        """Ends it and removes what it kept on the disk, but for its log; the status."""
+        status = end(self.process, within=30)
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
+        return status
 
 
 @pytest.fixture(scope="module")
