@@ -1,7 +1,8 @@
 //! The frame envelope: magic, version, flags, length (client-protocol 2), and reassembly of frames from stream chunks.
 //! Scope: one `FrameReader` per receiving stream direction. No I/O: bytes are pushed in, frames are taken out.
 //! Invariants: a header is judged before a byte of its payload is kept; memory held for a payload never exceeds
-//! max(64 KiB, twice what arrived) nor the payload's own length; after a fatal error nothing more comes out.
+//! max(64 KiB or what the reader was told to trust, twice what arrived) nor the payload's own length; after a fatal error
+//! nothing more comes out.
 //! Not here: what a payload means (`client`).
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing))]
 
@@ -148,6 +149,8 @@ const EMPTY_HEADER: State = State::Header { bytes: [0; HEADER_LEN], have: 0 };
 pub struct FrameReader {
     max_payload: u32,
     binary_messages: bool,
+    /// Bytes of memory that a header alone may claim.
+    trusted_bytes: usize,
     chunks: VecDeque<Bytes>,
     chunk_bytes: usize,
     state: State,
@@ -160,6 +163,7 @@ impl FrameReader {
         Self {
             max_payload,
             binary_messages: false,
+            trusted_bytes: FRAME_TRUST_BYTES,
             chunks: VecDeque::new(),
             chunk_bytes: 0,
             state: EMPTY_HEADER,
@@ -169,6 +173,13 @@ impl FrameReader {
     /// Changes the limit for frames whose header has not been judged yet.
     pub fn set_max_payload(&mut self, max_payload: u32) {
         self.max_payload = max_payload;
+    }
+
+    /// From now on the buffer of a payload of up to `bytes` bytes (64 KiB at first) is made in its full length at once, so
+    /// that what has arrived need not be moved while it grows. For peers whose unfinished frames are bounded together: see
+    /// `buffered_bytes`, which counts the whole buffer.
+    pub fn trust(&mut self, bytes: usize) {
+        self.trusted_bytes = bytes;
     }
 
     /// Frames with the flags `Flags::BINARY_MESSAGE` and no other come out whole from now on, for peers that negotiated
@@ -271,6 +282,7 @@ impl FrameReader {
 
     /// Moves bytes into the payload; the frame once it is whole.
     fn read_payload(&mut self) -> Option<Frame> {
+        let trusted = self.trusted_bytes;
         let State::Payload { header, gathered } = &mut self.state else { return None };
         let length = header.length as usize;
         let payload = loop {
@@ -288,7 +300,7 @@ impl FrameReader {
             if take == length {
                 break part;
             }
-            grow(gathered, take, length);
+            grow(gathered, take, length, trusted);
             gathered.extend_from_slice(&part);
         };
         let frame = Frame { flags: header.flags, payload };
@@ -315,11 +327,11 @@ impl FrameReader {
     }
 }
 
-/// Makes room for `more` bytes: at most max(64 KiB, twice what will then have arrived), never more than `length`.
-fn grow(gathered: &mut Vec<u8>, more: usize, length: usize) {
+/// Makes room for `more` bytes: at most max(`trusted`, twice what will then have arrived), never more than `length`.
+fn grow(gathered: &mut Vec<u8>, more: usize, length: usize, trusted: usize) {
     let received = gathered.len() + more;
     if received > gathered.capacity() {
-        let capacity = length.min(FRAME_TRUST_BYTES.max(2 * received));
+        let capacity = length.min(trusted.max(2 * received));
         gathered.reserve_exact(capacity - gathered.len());
     }
 }

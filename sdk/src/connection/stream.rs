@@ -15,6 +15,9 @@ use crate::connection::{Granted, Seat};
 use crate::error::Error;
 use crate::limits::READ_CHUNKS;
 
+/// What the broker's header alone may claim of memory, bytes: a frame of up to this length is put together in one place.
+const TRUSTED_BYTES: usize = 1 << 20;
+
 /// The receiving half of a stream, as frames.
 pub(crate) struct FrameRecv {
     recv: RecvStream,
@@ -25,9 +28,11 @@ pub(crate) struct FrameRecv {
 
 impl FrameRecv {
     pub(crate) fn new(recv: RecvStream) -> Self {
+        let mut reader = FrameReader::new(FRAME_PAYLOAD_MAX);
+        reader.trust(TRUSTED_BYTES);
         Self {
             recv,
-            reader: FrameReader::new(FRAME_PAYLOAD_MAX),
+            reader,
             chunks: Box::new(std::array::from_fn(|_| Bytes::new())),
         }
     }

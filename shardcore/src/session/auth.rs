@@ -20,6 +20,9 @@ use std::sync::Arc;
 
 /// Flag bits this broker reads or writes.
 const SERVER_FLAGS: Flags = Flags(0x1fff);
+/// The part of what a connection may hold of unfinished frames that the header of one may claim, once its stream has
+/// authenticated: a frame that is put together in one place is copied once.
+const TRUSTED_SHARE: usize = 16;
 
 /// What this broker serves; a bit is added by the code that serves it.
 pub const SERVER_FEATURES: Features = Features::TOPOLOGY
@@ -183,6 +186,7 @@ impl Session {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.phase = Phase::Open { identity };
         stream.reader.set_max_payload(cx.limits.frame_bytes_max);
+        stream.reader.trust(cx.limits.partial_frame_bytes_max / TRUSTED_SHARE);
         stream.features = words.features;
         if words.features.contains(Features::BINARY_MESSAGES) {
             stream.reader.take_binary_messages();

@@ -14,9 +14,10 @@ use felix_wire::limits::BATCH_RECORDS_MAX;
 
 use super::acks::{AckForm, Outcome};
 use super::refusal::Refusal;
-use super::stream::{Declared, Memo};
+use super::stream::{Declared, Memo, Stream};
 use super::{Action, Cx, GrantedRoute, Session, write_error};
-use crate::route::{Placing, RouteError, place};
+use crate::access::{Granted, Principal};
+use crate::route::{Place, Placing, RouteError, place};
 use crate::turn::counters::Counter;
 use crate::turn::tenants::TenantCount;
 
@@ -40,13 +41,14 @@ impl Session {
             Ok(decoded) => decoded,
             Err(error) => return self.broken_publish(id, error, cx),
         };
+        let BinaryPublish { tenant, namespace, stream, key, acked, producer, records } = decoded;
         let incoming = Incoming {
-            name: (decoded.tenant, decoded.namespace, decoded.stream),
-            key: decoded.key.map(Cow::Borrowed),
+            name: (tenant, namespace, stream),
+            key: key.map(Cow::Borrowed),
             shard: None,
-            records: decoded.records.clone(),
-            ack: decoded.acked.map(|(request_id, _)| (request_id, AckForm::Binary)),
-            producer: decoded.producer,
+            records,
+            ack: acked.map(|(request_id, _)| (request_id, AckForm::Binary)),
+            producer,
         };
         self.publish(id, identity, incoming, cx);
     }
@@ -121,18 +123,20 @@ impl Session {
         identity: usize,
         incoming: &Incoming<'_>,
         cx: &mut Cx<'_>,
-    ) -> Result<crate::access::Granted<crate::route::Place>, Refusal> {
-        if self.is_expired(identity) {
+    ) -> Result<Granted<Place>, Refusal> {
+        let identity = self.identities.get(identity).filter(|identity| !identity.expired);
+        let Some((identity, stream)) = identity.zip(self.streams.get_mut(&id)) else {
             return Err(Refusal::unauthenticated());
-        }
+        };
         if incoming.records.is_empty() {
             return Err(Refusal::invalid("an empty batch"));
         }
         if incoming.records.count() > BATCH_RECORDS_MAX {
             return Err(Refusal::limit("too many records in a batch"));
         }
-        let granted = self.publish_route(id, identity, incoming.name, cx)?;
-        let declared = self.streams.get(&id).and_then(|s| s.declared.as_ref());
+        let Stream { memo, declared, .. } = stream;
+        let granted = publish_route(memo, &identity.principal, incoming.name, cx)?;
+        let declared = declared.as_ref();
         let declared = declared.filter(|d| *d.namespace == *incoming.name.1 && *d.stream == *incoming.name.2);
         let by = match incoming.shard {
             Some(index) => Placing::Shard(index),
@@ -144,30 +148,26 @@ impl Session {
         };
         granted.try_map(|route| place(route, by)).map_err(refuse)
     }
+}
 
-    /// The stream, if the identity may publish to it; from the memo when nothing has changed since.
-    fn publish_route(
-        &mut self,
-        id: StreamId,
-        identity: usize,
-        name: (&str, &str, &str),
-        cx: &mut Cx<'_>,
-    ) -> Result<GrantedRoute, Refusal> {
-        let Some(principal) = self.identities.get(identity).map(|i| Arc::clone(&i.principal)) else {
-            return Err(Refusal::unauthenticated());
-        };
-        let Some(stream) = self.streams.get_mut(&id) else { return Err(Refusal::unauthenticated()) };
-        if let Some(memo) = &stream.memo {
-            let route = memo.granted.get();
-            let same = (&*route.name.tenant, &*route.name.namespace, &*route.name.stream) == name;
-            if same && memo.routes_version == cx.routes.version && Arc::ptr_eq(&memo.principal, &principal) {
-                return Ok(memo.granted.clone());
-            }
-        }
+/// The stream, if the identity may publish to it; from the memo when nothing has changed since.
+fn publish_route<'m>(
+    memo: &'m mut Option<Memo>,
+    principal: &Arc<Principal>,
+    name: (&str, &str, &str),
+    cx: &mut Cx<'_>,
+) -> Result<&'m GrantedRoute, Refusal> {
+    let version = cx.routes.version;
+    let holds = |memo: &Memo| {
+        let route = memo.granted.get();
+        let same = (&*route.name.tenant, &*route.name.namespace, &*route.name.stream) == name;
+        same && memo.routes_version == version && Arc::ptr_eq(&memo.principal, principal)
+    };
+    if !memo.as_ref().is_some_and(holds) {
         let right = principal.stream(Right::StreamPublish, name, ()).map_err(|_| Refusal::forbidden())?;
         let route = cx.routes.stream(name, cx.scratch).ok_or_else(|| Refusal::no_stream(cx.routes))?;
         let granted = right.map(|()| Arc::clone(route));
-        stream.memo = Some(Memo { routes_version: cx.routes.version, principal, granted: granted.clone() });
-        Ok(granted)
+        *memo = Some(Memo { routes_version: version, principal: Arc::clone(principal), granted });
     }
+    memo.as_ref().map(|memo| &memo.granted).ok_or_else(Refusal::unauthenticated)
 }

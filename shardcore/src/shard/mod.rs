@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use felix_logstore::record::Batch;
 use felix_runtime::clock::Tick;
+use felix_wire::client::Records;
 use felix_wire::id::{CoreId, Generation, Offset};
 use smallvec::SmallVec;
 
@@ -222,6 +223,36 @@ impl Shard {
         }
     }
 
+    /// Appends a batch without a number to a shard in memory, and gives its first offset. It comes back, and nothing has
+    /// changed but what may go from the ring anyway, when that is not possible at once: then `publish` says why.
+    pub fn append_at_once(
+        &mut self,
+        (from, at): (CoreId, LanePos),
+        records: Records,
+        free_bytes: usize,
+    ) -> Result<Offset, Records> {
+        let in_order = at.seq == 0 || sender_of(&mut self.senders, from).next == Some(at);
+        if self.logged.is_some() || !in_order {
+            return Err(records);
+        }
+        let base = self.append_records(records, free_bytes)?;
+        sender_of(&mut self.senders, from).next = Some(LanePos { seq: at.seq.wrapping_add(1), ..at });
+        Ok(base)
+    }
+
+    /// Appends to the ring, and gives the first offset; the records come back when there is no room.
+    fn append_records(&mut self, records: Records, free_bytes: usize) -> Result<Offset, Records> {
+        let pin = self.pin();
+        let needed = records.encoded_len();
+        let room = self.fits_core(needed, free_bytes);
+        let count = NonZeroU32::new(records.count());
+        let (Some(count), true) = (count, room && self.ring.make_room(needed, pin)) else {
+            return Err(records);
+        };
+        let claim = self.ring.claim(count);
+        Ok(self.ring.append(claim, records, pin).base())
+    }
+
     /// Decides a numbered publish.
     fn check_number(&mut self, from: CoreId, job: &Job, cx: &mut ShardCx<'_>) -> Checked {
         let held = (self.start(cx.store.as_deref()), self.ring.end());
@@ -249,19 +280,17 @@ impl Shard {
 
     /// Appends to the ring. Gives the first offset, if there was room.
     fn append(&mut self, from: CoreId, job: Job, cx: &mut ShardCx<'_>) -> Option<Offset> {
-        let pin = self.pin();
-        let needed = job.records.encoded_len();
-        let room = self.fits_core(needed, cx.free_bytes);
-        let count = NonZeroU32::new(job.records.count());
-        let (Some(count), true) = (count, room && self.ring.make_room(needed, pin)) else {
-            self.bounce(from, job, cx.out);
-            return None;
-        };
-        let claim = self.ring.claim(count);
-        let appended = self.ring.append(claim, job.records, pin);
-        let base = appended.base();
-        self.send(from, ShardOutput::Published { token: job.token, base, logged: false }, cx.out);
-        Some(base)
+        let Job { token, records, producer } = job;
+        match self.append_records(records, cx.free_bytes) {
+            Ok(base) => {
+                self.send(from, ShardOutput::Published { token, base, logged: false }, cx.out);
+                Some(base)
+            }
+            Err(records) => {
+                self.bounce(from, Job { token, records, producer }, cx.out);
+                None
+            }
+        }
     }
 
     /// Claims and appends in the log. Gives the first offset, if it was claimed; it is answered when it is settled.

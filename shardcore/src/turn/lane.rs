@@ -76,6 +76,17 @@ impl Lane {
         self.state == State::Open && self.queue.is_empty()
     }
 
+    /// The position of a publish that is answered before anything else happens: nothing goes ahead of it, and it never is
+    /// outstanding. When it was appended, `passed` follows.
+    pub fn at_once(&self) -> Option<LanePos> {
+        self.is_open().then_some(self.at)
+    }
+
+    /// The publish at the position that `at_once` gave was appended.
+    pub fn passed(&mut self) {
+        self.at.seq = self.at.seq.wrapping_add(1);
+    }
+
     /// Bytes of the publish that would be sent next, if one may be sent.
     pub fn next_bytes(&self) -> Option<usize> {
         (self.state == State::Open).then(|| self.queue.front().map(|j| j.records.encoded_len())).flatten()
@@ -89,7 +100,7 @@ impl Lane {
         let job = self.queue.pop_front()?;
         self.outstanding += 1;
         let at = self.at;
-        self.at.seq = at.seq.wrapping_add(1);
+        self.passed();
         Some((at, job))
     }
 

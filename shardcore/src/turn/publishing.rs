@@ -65,6 +65,14 @@ impl Core {
     ) {
         let place = *place.get();
         let bytes = records.encoded_len();
+        let here = place.core == self.id && producer.is_none();
+        let records = match here {
+            true => match self.append_here(origin, place, records, ack) {
+                None => return,
+                Some(records) => records,
+            },
+            false => records,
+        };
         let deadline = now + self.limits.publish_queue_wait;
         let payload = (records.count(), records.payload_bytes());
         let job = Job { origin, ack, bytes, payload, deadline, credit_of: None };
@@ -78,6 +86,41 @@ impl Core {
         }
         lane.submit(mail::Job { token, records, producer });
         self.run_lane(now, place.shard);
+    }
+
+    /// Appends a publish to a shard of this core that is in memory and has room, when nothing is held back that was sent
+    /// before it: it is settled here and now, without a job. Otherwise the records come back and go the long way.
+    fn append_here(
+        &mut self,
+        origin: Origin,
+        place: Place,
+        records: Records,
+        ack: Option<AckSlot>,
+    ) -> Option<Records> {
+        let Some(shard) = self.shards.get_mut(&place.shard).filter(|s| s.generation() == place.generation) else {
+            return Some(records);
+        };
+        let lane = self.lanes.entry(place.shard).or_insert_with(|| Lane::new(place.core, place.generation));
+        lane.reroute(place.core, place.generation);
+        let Some(at) = lane.at_once() else { return Some(records) };
+        let (bytes, payload) = (records.encoded_len(), (records.count(), records.payload_bytes()));
+        let (before, free_bytes) =
+            (shard.ring_bytes(), self.limits.rings_bytes_max.saturating_sub(self.rings_bytes));
+        let appended = shard.append_at_once((self.id, at), records, free_bytes);
+        self.rings_bytes = self.rings_bytes + shard.ring_bytes() - before;
+        let base = match appended {
+            Ok(base) => base,
+            Err(records) => return Some(records),
+        };
+        lane.passed();
+        if self.dirty.last() != Some(&place.shard) {
+            self.dirty.push(place.shard);
+        }
+        self.counters.add(Counter::PublishesWritten, 1);
+        let ack = ack.map(|slot| (slot, Outcome::Written { base, logged: false }));
+        self.count_published(origin.tenant, payload);
+        self.settle_at(origin, bytes, ack);
+        None
     }
 
     /// Sends what the lane and the credit allow. A lane that waits for credit waits for its turn.
@@ -366,15 +409,23 @@ impl Core {
     fn settle(&mut self, token: JobToken, outcome: Option<Outcome>) {
         self.return_credit(token);
         let Some(job) = self.jobs.try_remove(token.0 as usize) else { return };
-        let Origin { conn, stream, tenant } = job.origin;
         if matches!(outcome, Some(Outcome::Written { .. })) {
-            self.tenants.add(tenant, TenantCount::PublishedRecords, u64::from(job.payload.0));
-            self.tenants.add(tenant, TenantCount::PublishedBytes, job.payload.1 as u64);
+            self.count_published(job.origin.tenant, job.payload);
         }
+        self.settle_at(job.origin, job.bytes, job.ack.zip(outcome));
+    }
+
+    fn count_published(&mut self, tenant: TenantSlot, (records, payload_bytes): (u32, usize)) {
+        self.tenants.add(tenant, TenantCount::PublishedRecords, u64::from(records));
+        self.tenants.add(tenant, TenantCount::PublishedBytes, payload_bytes as u64);
+    }
+
+    /// Tells the session that a publish of so many bytes has ended, and how if it is to be answered.
+    fn settle_at(&mut self, origin: Origin, bytes: usize, ack: Option<(AckSlot, Outcome)>) {
+        let Origin { conn, stream, .. } = origin;
         let Some(session) = self.sessions.get_mut(&conn) else { return };
-        let ack = job.ack.zip(outcome);
         let answers = ack.is_some();
-        let held = session.settle(stream, job.bytes, ack);
+        let held = session.settle(stream, bytes, ack);
         if (answers || held) && self.touched.last() != Some(&(conn, stream)) {
             self.touched.push((conn, stream));
         }

@@ -366,12 +366,11 @@ impl Core {
     fn pull(&mut self, now: Tick, (shard, generation): FeedKey) {
         let Some(feed) = self.feeds.get_mut(&(shard, generation)) else { return };
         let subs = &self.subs;
-        let blocks = |token: &SubToken| {
-            let sub = subs.get((token.0 & 0xf_ffff) as usize);
+        let blocks = |token: SubToken| {
+            let sub = subs.get((token.0 & 0xf_ffff) as usize).filter(|s| s.token == token);
             sub.and_then(|s| s.live.as_ref()).is_some_and(|l| l.cursor.blocks())
         };
-        let blocked = feed.subscribers.iter().any(blocks);
-        let Some(from) = feed.wants_pull(blocked) else { return };
+        let Some(from) = feed.wants_pull(blocks) else { return };
         let owner = feed.owner;
         let what = ShardInput::Pull { reader: Reader::Live, from, bytes_max: PULL_BYTES };
         self.ask_shard(now, owner, ToShard { shard, generation, what });

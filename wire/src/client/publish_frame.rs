@@ -190,7 +190,7 @@ fn read_publish<'a>(
     let namespace = cursor.str16()?;
     let stream = cursor.str16()?;
     let count = cursor.u32()?;
-    let records = Records::decode(count, &payload.slice(payload.len() - cursor.remaining()..))?;
+    let records = Records::decode_at(count, payload, payload.len() - cursor.remaining())?;
     Ok(BinaryPublish { tenant, namespace, stream, key, acked, producer, records })
 }
 

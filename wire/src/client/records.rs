@@ -26,14 +26,19 @@ impl Records {
     /// # Errors
     /// `Incomplete` when the count or a length reaches past the end.
     pub fn decode(count: u32, bytes: &Bytes) -> Result<Self, DecodeError> {
-        let mut cursor = Cursor::new(bytes);
+        Self::decode_at(count, bytes, 0)
+    }
+
+    /// Like `decode`, of the bytes from `start` on; with fewer bytes than that there are none.
+    pub(crate) fn decode_at(count: u32, bytes: &Bytes, start: usize) -> Result<Self, DecodeError> {
+        let mut cursor = Cursor::new(bytes.get(start..).unwrap_or_default());
         check_count(count, cursor.remaining(), RECORD_PREFIX_LEN)?;
         for _ in 0..count {
             let len = cursor.u32()?;
             cursor.take(len as usize)?;
         }
-        let used = bytes.len() - cursor.remaining();
-        Ok(Self { count, bytes: bytes.slice(..used) })
+        let end = bytes.len() - cursor.remaining();
+        Ok(Self { count, bytes: bytes.slice(start.min(end)..end) })
     }
 
     /// Copies the payloads into a new run. At most `u32::MAX` payloads of at most `u32::MAX` bytes.

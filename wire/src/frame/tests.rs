@@ -104,6 +104,27 @@ fn a_header_alone_holds_next_to_nothing() {
 }
 
 #[test]
+fn a_trusted_payload_is_put_together_in_one_place() {
+    let trusted = 300_000;
+    for len in [trusted - 1, trusted, trusted + 1, 4 * trusted] {
+        let bytes = frame_bytes(1, &vec![1; len]);
+        let mut reader = FrameReader::new(FRAME_PAYLOAD_MAX);
+        reader.trust(trusted);
+        let mut places = Vec::new();
+        for part in bytes[..bytes.len() - 1].chunks(3_800) {
+            reader.push(Bytes::copy_from_slice(part));
+            assert_eq!(reader.next(), Ok(None));
+            let State::Payload { gathered, .. } = &reader.state else { panic!("a payload is under way") };
+            places.push((gathered.as_ptr(), gathered.capacity()));
+        }
+        let (_, first) = places[0];
+        assert_eq!(first, len.min(trusted), "what a header may claim");
+        places.dedup();
+        assert_eq!(places.len() == 1, len <= trusted, "{len}");
+    }
+}
+
+#[test]
 fn a_gathered_payload_is_held_in_exactly_its_own_size() {
     for len in [2, FRAME_TRUST_BYTES - 1, FRAME_TRUST_BYTES + 1, 262_144, 300_001] {
         let bytes = frame_bytes(1, &vec![1; len]);

@@ -24,12 +24,14 @@ pub struct Feed {
     /// One past the newest offset read; unknown until the first subscription is confirmed.
     end: Option<Offset>,
     pulling: bool,
+    /// The subscription that was last found to keep the feed from reading on.
+    blocked_by: Option<SubToken>,
 }
 
 impl Feed {
     /// A feed that has read nothing.
     pub fn new(owner: CoreId) -> Feed {
-        Feed { owner, subscribers: Vec::new(), end: None, pulling: false }
+        Feed { owner, subscribers: Vec::new(), end: None, pulling: false, blocked_by: None }
     }
 
     /// How far it has read.
@@ -42,10 +44,16 @@ impl Feed {
         self.end.get_or_insert(end);
     }
 
-    /// The offset to pull from, when a pull should go out now; the caller sends it.
-    pub fn wants_pull(&mut self, blocked: bool) -> Option<Offset> {
+    /// The offset to pull from, when a pull should go out now; the caller sends it. `blocks` says of a subscription
+    /// whether the feed must wait for it. With a pull out nobody is asked, and otherwise the one that was in the way last
+    /// time first: this is called for every write to every subscription.
+    pub fn wants_pull(&mut self, blocks: impl Fn(SubToken) -> bool) -> Option<Offset> {
         let from = self.end?;
-        if self.pulling || blocked {
+        if self.pulling || self.blocked_by.is_some_and(&blocks) {
+            return None;
+        }
+        self.blocked_by = self.subscribers.iter().copied().find(|token| blocks(*token));
+        if self.blocked_by.is_some() {
             return None;
         }
         self.pulling = true;

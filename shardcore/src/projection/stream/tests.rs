@@ -1,5 +1,6 @@
 //! Subscriptions and frames against small models.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -11,6 +12,7 @@ use proptest::prelude::*;
 use super::feed::Feed;
 use super::frame::{Frame, FrameLimits, cut};
 use super::subscription::{Delivered, PageLimits, QueueLimits, Subscription, SubscriptionKind};
+use crate::shard::mail::SubToken;
 use crate::shard::ring::{Page, Slot};
 use crate::snapshot::SlowSubscriber;
 
@@ -107,16 +109,23 @@ fn a_frame_without_offsets_is_the_plain_form() {
 #[test]
 fn a_feed_asks_once_and_ignores_an_answer_it_did_not_ask_for() {
     let mut feed = Feed::new(CoreId(0));
-    assert_eq!(feed.wants_pull(false), None, "it does not know where to begin");
+    assert_eq!(feed.wants_pull(|_| false), None, "it does not know where to begin");
     feed.confirmed(Offset(5));
     feed.confirmed(Offset(9));
     let page = Page { slots: vec![slot(3, 4, 8)], next: Offset(7) };
     let mut seen = Vec::new();
     feed.take_page(&page, LIVE, |frame| seen.push(frame.base.0));
     assert_eq!((seen.len(), feed.end()), (0, Offset(5)));
-    assert_eq!(feed.wants_pull(true), None, "a full Block subscriber stops it");
-    assert_eq!(feed.wants_pull(false), Some(Offset(5)));
-    assert_eq!(feed.wants_pull(false), None, "one pull at a time");
+    feed.subscribers.extend([SubToken(7), SubToken(8), SubToken(9)]);
+    let asked = Cell::new(0);
+    let full = |token| {
+        asked.set(asked.get() + 1);
+        token == SubToken(9)
+    };
+    assert_eq!(feed.wants_pull(full), None, "a full Block subscriber stops it");
+    assert_eq!((feed.wants_pull(full), asked.get()), (None, 4), "that one is asked first");
+    assert_eq!(feed.wants_pull(|_| false), Some(Offset(5)));
+    assert_eq!(feed.wants_pull(|_| panic!("nobody is asked")), None, "one pull at a time");
     feed.take_page(&page, LIVE, |frame| seen.push(frame.base.0));
     assert_eq!((seen, feed.end()), (vec![5], Offset(7)));
 }
