@@ -22,7 +22,7 @@ const CACHE_ENTRIES_MAX: usize = 16_384;
 const TOKEN_BYTES_MAX: usize = 60 << 10;
 
 /// Something the caller was found to be allowed to do.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Granted<T>(T);
 
 impl<T> Granted<T> {

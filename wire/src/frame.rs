@@ -111,6 +111,16 @@ impl FrameHeader {
     }
 }
 
+/// The frame that `bytes` begins with, if all of it is there and the flags and the payload of up to `max` bytes are what the
+/// protocol allows: its flags and its payload, not copied. It takes `HEADER_LEN` and the payload's bytes.
+#[must_use]
+pub fn whole_frame(bytes: &[u8], max: usize) -> Option<(u16, &[u8])> {
+    let (header, rest) = bytes.split_first_chunk::<HEADER_LEN>()?;
+    let FrameHeader { flags, length } = FrameHeader::decode(header).ok()?;
+    let payload = rest.get(..length as usize)?;
+    (payload.len() <= max).then_some((flags, payload))
+}
+
 /// One frame taken off a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
@@ -201,6 +211,25 @@ impl FrameReader {
         }
         self.chunk_bytes += chunk.len();
         self.chunks.push_back(chunk);
+    }
+
+    /// Gives away the bytes that come next when a frame begins with them, for a caller who takes whole frames off them in
+    /// place (`whole_frame`) and returns the rest with `give_back` before anything else.
+    pub fn lend(&mut self) -> Option<Bytes> {
+        if !matches!(self.state, State::Header { have: 0, .. }) {
+            return None;
+        }
+        let chunk = self.chunks.pop_front()?;
+        self.chunk_bytes -= chunk.len();
+        Some(chunk)
+    }
+
+    /// Takes back what is left of lent bytes.
+    pub fn give_back(&mut self, rest: Bytes) {
+        if !rest.is_empty() {
+            self.chunk_bytes += rest.len();
+            self.chunks.push_front(rest);
+        }
     }
 
     /// The next whole frame, or `None` until more bytes are pushed.

@@ -30,11 +30,7 @@ impl FrameRecv {
     pub(crate) fn new(recv: RecvStream) -> Self {
         let mut reader = FrameReader::new(FRAME_PAYLOAD_MAX);
         reader.trust(TRUSTED_BYTES);
-        Self {
-            recv,
-            reader,
-            chunks: Box::new(std::array::from_fn(|_| Bytes::new())),
-        }
+        Self { recv, reader, chunks: Box::new(std::array::from_fn(|_| Bytes::new())) }
     }
 
     /// The broker said that it may answer with binary messages.

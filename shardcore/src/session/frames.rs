@@ -45,6 +45,10 @@ impl Session {
                 self.held_streams -= 1;
                 stream.restart_frame(cx.now);
             }
+            if self.publish_again(id, cx) {
+                continue;
+            }
+            let Some(stream) = self.streams.get_mut(&id) else { return false };
             let before = stream.reader.buffered_bytes();
             let next = stream.reader.next();
             self.partial_bytes = self.partial_bytes + stream.reader.buffered_bytes() - before;

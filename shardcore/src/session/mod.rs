@@ -39,7 +39,7 @@ use crate::projection::producer::ProducerIds;
 use crate::route::Place;
 use crate::shard::ask::{Ask, Reply};
 use crate::shard::mail::Start;
-use crate::snapshot::{CoreLimits, Keys, Routes, StreamRoute};
+use crate::snapshot::{CoreLimits, Keys, Routes};
 use crate::turn::counters::{CoreCounters, Counter};
 use crate::turn::listing::ListQuery;
 use crate::turn::tenants::{TenantSlot, Tenants};
@@ -105,14 +105,7 @@ pub struct Cx<'a> {
 #[derive(Debug)]
 pub enum Action {
     /// Settled with `Session::settle`.
-    Publish {
-        stream: StreamId,
-        tenant: TenantSlot,
-        place: Granted<Place>,
-        records: Records,
-        producer: Option<(ProducerId, Sequence)>,
-        ack: Option<AckSlot>,
-    },
+    Publish(Publish),
     /// Answered with `Session::answer_ask`.
     Ask(Box<AskAction>),
     /// Answered with `Session::answer_list`.
@@ -125,6 +118,32 @@ pub enum Action {
     NeedKeys { tenant: Arc<str>, kid: Arc<str> },
     /// The connection is to be closed.
     Close { code: u32, reason: &'static str },
+}
+
+impl Action {
+    /// Whether it is a publish without a number of the stream to the place.
+    pub fn goes_with(&self, stream: StreamId, place: &Place) -> bool {
+        matches!(self, Action::Publish(p) if p.producer.is_none() && p.stream == stream && p.place.get() == place)
+    }
+
+    /// The publish, if it is one.
+    pub fn into_publish(self) -> Option<Publish> {
+        match self {
+            Action::Publish(publish) => Some(publish),
+            _ => None,
+        }
+    }
+}
+
+/// A granted publish.
+#[derive(Debug)]
+pub struct Publish {
+    pub stream: StreamId,
+    pub tenant: TenantSlot,
+    pub place: Granted<Place>,
+    pub records: Records,
+    pub producer: Option<(ProducerId, Sequence)>,
+    pub ack: Option<AckSlot>,
 }
 
 /// A granted request that a shard carries out.
@@ -337,12 +356,18 @@ impl Session {
         Pumped { bytes, again }
     }
 
-    /// A publish of the stream ended. True when the stream may be read again, or its half of ours ended.
-    pub fn settle(&mut self, id: StreamId, bytes: usize, ack: Option<(AckSlot, Outcome)>) -> bool {
+    /// So many publishes of the stream, of so many bytes together, ended, and how those that are to be answered did. True
+    /// when the stream may be read again, or its half of ours ended.
+    pub fn settle(
+        &mut self,
+        id: StreamId,
+        (publishes, bytes): (usize, usize),
+        answers: impl IntoIterator<Item = (AckSlot, Outcome)>,
+    ) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
-        stream.unsettled -= 1;
+        stream.unsettled -= publishes;
         stream.unsettled_bytes -= bytes;
-        if let Some((slot, outcome)) = ack {
+        for (slot, outcome) in answers {
             stream.acks.settle(slot, outcome);
         }
         stream.held || (stream.read_done && stream.unsettled == 0)
@@ -674,6 +699,3 @@ fn write_error(stream: &mut Stream, refusal: &Refusal) {
 fn not_leader<'a>(node: &'a str, addr: Option<&'a str>, generation: Generation) -> Message<'a> {
     Message::NotLeader(NotLeader { node_id: node.into(), addr: addr.map(Into::into), generation })
 }
-
-/// The route of a stream the caller may see, with the proof.
-type GrantedRoute = Granted<Arc<StreamRoute>>;

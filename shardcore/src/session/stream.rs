@@ -17,6 +17,7 @@ use felix_wire::routing::KeyMapping;
 use super::acks::{AckDialect, AckRing};
 use super::answers::{AnswerRing, AnswerSlot};
 use crate::access::{Granted, Principal};
+use crate::route::Place;
 use crate::snapshot::StreamRoute;
 
 /// Answers that may wait for the client to read them, per stream.
@@ -62,6 +63,10 @@ pub struct Memo {
     /// Whose right was found. Held, so that no other principal can take its address.
     pub principal: Arc<Principal>,
     pub granted: Granted<Arc<StreamRoute>>,
+    /// The stream's names as a binary publish carries them.
+    pub names: Box<[u8]>,
+    /// Where publishes without a key go, when they can go anywhere.
+    pub unkeyed: Option<Granted<Place>>,
 }
 
 /// State of our sending half.
@@ -132,6 +137,13 @@ impl Stream {
             out: BytesMut::new(),
             front: Bytes::new(),
         }
+    }
+
+    /// The width the client said it routes the stream of the memo by, if it did.
+    pub fn declared_width(&self, memo: &Memo) -> Option<(u32, KeyMapping)> {
+        let name = &memo.granted.get().name;
+        let declared = self.declared.as_ref();
+        declared.filter(|d| *d.namespace == *name.namespace && *d.stream == *name.stream).map(|d| d.width)
     }
 
     /// A frame is incomplete; its time begins at `now`, unless it has begun.

@@ -1,5 +1,6 @@
 //! Sessions of a core as a client that writes raw frames sees them, in virtual time.
 
+mod again;
 mod caches;
 mod forms;
 mod logs;

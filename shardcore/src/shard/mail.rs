@@ -28,6 +28,13 @@ pub struct LanePos {
     pub seq: u32,
 }
 
+impl LanePos {
+    /// The position behind so many publishes.
+    pub fn behind(self, publishes: u32) -> LanePos {
+        LanePos { seq: self.seq.wrapping_add(publishes), ..self }
+    }
+}
+
 /// One batch on its way to the owner. Records are never empty.
 #[derive(Debug)]
 pub struct Job {

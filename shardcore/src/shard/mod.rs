@@ -205,7 +205,7 @@ impl Shard {
             return self.bounce(from, job, cx.out);
         }
         // A bounce takes it back.
-        sender_of(&mut self.senders, from).next = Some(LanePos { seq: at.seq.wrapping_add(1), ..at });
+        sender_of(&mut self.senders, from).next = Some(at.behind(1));
         let numbered = match job.producer {
             None => None,
             Some(_) => match self.check_number(from, &job, cx) {
@@ -223,25 +223,23 @@ impl Shard {
         }
     }
 
-    /// Appends a batch without a number to a shard in memory, and gives its first offset. It comes back, and nothing has
-    /// changed but what may go from the ring anyway, when that is not possible at once: then `publish` says why.
-    pub fn append_at_once(
-        &mut self,
-        (from, at): (CoreId, LanePos),
-        records: Records,
-        free_bytes: usize,
-    ) -> Result<Offset, Records> {
-        let in_order = at.seq == 0 || sender_of(&mut self.senders, from).next == Some(at);
-        if self.logged.is_some() || !in_order {
-            return Err(records);
-        }
-        let base = self.append_records(records, free_bytes)?;
-        sender_of(&mut self.senders, from).next = Some(LanePos { seq: at.seq.wrapping_add(1), ..at });
-        Ok(base)
+    /// Whether a run of publishes without numbers that begins at `at` can be appended at once: the shard is in memory, and they
+    /// are what it expects of the sender. Each is given to `append_records` then, and `appended_at_once` ends the run.
+    pub fn takes_at_once(&mut self, from: CoreId, at: LanePos) -> bool {
+        self.logged.is_none() && (at.seq == 0 || sender_of(&mut self.senders, from).next == Some(at))
     }
 
-    /// Appends to the ring, and gives the first offset; the records come back when there is no room.
-    fn append_records(&mut self, records: Records, free_bytes: usize) -> Result<Offset, Records> {
+    /// What the sender sends next begins at `next`.
+    pub fn appended_at_once(&mut self, from: CoreId, next: LanePos) {
+        sender_of(&mut self.senders, from).next = Some(next);
+    }
+
+    /// Appends to the ring of a shard in memory, and gives the first offset. When there is no room the records come back, and
+    /// nothing has changed but what may go from the ring anyway.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub fn append_records(&mut self, records: Records, free_bytes: usize) -> Result<Offset, Records> {
         let pin = self.pin();
         let needed = records.encoded_len();
         let room = self.fits_core(needed, free_bytes);

@@ -122,7 +122,8 @@ impl Ring {
         assert_eq!(claim.count.get(), records.count(), "a claim is for exactly the records appended");
         let tail = self.slots.back().map_or(claim.base, Slot::end);
         assert_eq!(tail, claim.base, "appends happen in claim order");
-        let records = if records.encoded_len() < COPY_BELOW_BYTES { records.detached() } else { records };
+        let records =
+            if records.encoded_len() < COPY_BELOW_BYTES { records.into_detached() } else { records };
         let slot = Slot { base: claim.base, records };
         self.bytes += slot.cost();
         self.records += u64::from(claim.count.get());

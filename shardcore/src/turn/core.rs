@@ -15,7 +15,7 @@ use felix_logstore::id::ShardKey;
 use felix_runtime::clock::Tick;
 use felix_runtime::mailbox::Credit;
 use felix_runtime::quic::{ConnKey, Dir, Quic, QuicEvent, StreamId, Transmits, VarInt};
-use felix_wire::id::{CoreId, Generation, ShardIndex};
+use felix_wire::id::{CoreId, Generation, Offset, ShardIndex};
 use slab::Slab;
 
 use super::asking::{AskJob, AskedAgain};
@@ -35,6 +35,7 @@ use crate::hash::HashState;
 use crate::projection::group::ConnectionId;
 use crate::projection::producer::ProducerIds;
 use crate::projection::stream::feed::Feed;
+use crate::session::acks::AckSlot;
 use crate::session::{Action, CLOSE_SHUTDOWN, Cx, Session};
 use crate::shard::cache::CacheShard;
 use crate::shard::group::GroupShard;
@@ -157,6 +158,8 @@ pub struct Core {
     pub(super) ready: Ready,
     /// Streams with answers to write.
     pub(super) touched: Vec<(ConnKey, StreamId)>,
+    /// Answers of publishes that were appended at once, until their session is told.
+    pub(super) answers: Vec<(AckSlot, Offset)>,
     actions: Vec<Action>,
     pub(super) shard_out: Outputs,
     /// Shards with something to answer at the end of the turn.
@@ -235,6 +238,7 @@ impl Core {
             active: VecDeque::new(),
             ready: Ready::default(),
             touched: Vec::new(),
+            answers: Vec::new(),
             actions: Vec::new(),
             shard_out: Vec::new(),
             dirty: Vec::new(),
@@ -504,10 +508,12 @@ impl Core {
     /// Carries out what a session asked for.
     pub(super) fn run_actions(&mut self, now: Tick, conn: ConnKey) {
         let mut actions = std::mem::take(&mut self.actions);
-        for action in actions.drain(..) {
+        let mut rest = actions.drain(..);
+        while let Some(action) = rest.next() {
             match action {
-                Action::Publish { stream, tenant, place, records, producer, ack } => {
-                    self.publish(now, Origin { conn, stream, tenant }, &place, (records, producer), ack);
+                Action::Publish(publish) => {
+                    let origin = Origin { conn, stream: publish.stream, tenant: publish.tenant };
+                    self.publish(now, origin, publish, &mut rest);
                 }
                 Action::Subscribe(ask) => self.subscribe(now, conn, *ask),
                 Action::Ask(ask) => self.ask(now, conn, *ask),
@@ -520,6 +526,7 @@ impl Core {
                 }
             }
         }
+        drop(rest);
         self.actions = actions;
     }
 

@@ -76,15 +76,15 @@ impl Lane {
         self.state == State::Open && self.queue.is_empty()
     }
 
-    /// The position of a publish that is answered before anything else happens: nothing goes ahead of it, and it never is
-    /// outstanding. When it was appended, `passed` follows.
+    /// The position of the first of a run of publishes that are answered before anything else happens: nothing goes ahead
+    /// of them, and they never are outstanding. `passed` follows when they were appended.
     pub fn at_once(&self) -> Option<LanePos> {
         self.is_open().then_some(self.at)
     }
 
-    /// The publish at the position that `at_once` gave was appended.
-    pub fn passed(&mut self) {
-        self.at.seq = self.at.seq.wrapping_add(1);
+    /// So many publishes from the position on that `at_once` gave were appended.
+    pub fn passed(&mut self, publishes: u32) {
+        self.at = self.at.behind(publishes);
     }
 
     /// Bytes of the publish that would be sent next, if one may be sent.
@@ -100,7 +100,7 @@ impl Lane {
         let job = self.queue.pop_front()?;
         self.outstanding += 1;
         let at = self.at;
-        self.passed();
+        self.passed(1);
         Some((at, job))
     }
 

@@ -2,19 +2,19 @@
 //! Invariants: a lane keeps submit order; what goes to another core holds credit of the pair until it is answered; an
 //! acked publish that waits too long is refused with nothing claimed; nothing unacked is shed unless shedding is on.
 
+use std::vec::Drain;
+
 use felix_runtime::clock::Tick;
 use felix_runtime::quic::{ConnKey, StreamId};
-use felix_wire::client::Records;
-use felix_wire::id::{CoreId, ProducerId, Sequence};
+use felix_wire::id::CoreId;
 
 use super::core::Core;
 use super::counters::Counter;
 use super::lane::Lane;
 use super::tenants::{TenantCount, TenantSlot};
-use crate::access::Granted;
-use crate::route::Place;
 use crate::session::acks::{AckSlot, Outcome};
 use crate::session::refusal::Refusal;
+use crate::session::{Action, Publish};
 use crate::shard::ask::{Ask, Asker};
 use crate::shard::mail::{self, Bounce, FromShard, JobToken, ShardInput, ShardOutput, ToShard};
 use crate::shard::ring::SLOT_OVERHEAD_BYTES;
@@ -39,6 +39,25 @@ pub struct Origin {
     pub tenant: TenantSlot,
 }
 
+/// Publishes of a stream that were appended at once.
+#[derive(Debug, Default)]
+struct Settled {
+    publishes: u32,
+    /// As the stream counts them.
+    bytes: usize,
+    records: u64,
+    payload_bytes: u64,
+}
+
+impl Settled {
+    fn count(&mut self, bytes: usize, (records, payload_bytes): (u32, usize)) {
+        self.publishes += 1;
+        self.bytes += bytes;
+        self.records += u64::from(records);
+        self.payload_bytes += payload_bytes as u64;
+    }
+}
+
 /// A publish that is not settled.
 #[derive(Debug)]
 pub struct Job {
@@ -54,25 +73,29 @@ pub struct Job {
 }
 
 impl Core {
-    /// Hands a granted publish to its lane.
+    /// Takes a granted publish, and of those behind it the ones that go the same way.
     pub(super) fn publish(
         &mut self,
         now: Tick,
         origin: Origin,
-        place: &Granted<Place>,
-        (records, producer): (Records, Option<(ProducerId, Sequence)>),
-        ack: Option<AckSlot>,
+        first: Publish,
+        behind: &mut Drain<'_, Action>,
     ) {
+        let publish = match first.place.get().core == self.id && first.producer.is_none() {
+            true => match self.append_here(origin, first, behind) {
+                None => return,
+                Some(publish) => publish,
+            },
+            false => first,
+        };
+        self.submit(now, origin, publish);
+    }
+
+    /// Hands a publish to its lane.
+    fn submit(&mut self, now: Tick, origin: Origin, publish: Publish) {
+        let Publish { place, records, producer, ack, .. } = publish;
         let place = *place.get();
         let bytes = records.encoded_len();
-        let here = place.core == self.id && producer.is_none();
-        let records = match here {
-            true => match self.append_here(origin, place, records, ack) {
-                None => return,
-                Some(records) => records,
-            },
-            false => records,
-        };
         let deadline = now + self.limits.publish_queue_wait;
         let payload = (records.count(), records.payload_bytes());
         let job = Job { origin, ack, bytes, payload, deadline, credit_of: None };
@@ -89,38 +112,76 @@ impl Core {
     }
 
     /// Appends a publish to a shard of this core that is in memory and has room, when nothing is held back that was sent
-    /// before it: it is settled here and now, without a job. Otherwise the records come back and go the long way.
+    /// before it: it is settled here and now, without a job. So are those right behind it on the same stream to the same
+    /// shard. The first one for which that is not so comes back and goes the long way.
     fn append_here(
         &mut self,
         origin: Origin,
-        place: Place,
-        records: Records,
-        ack: Option<AckSlot>,
-    ) -> Option<Records> {
-        let Some(shard) = self.shards.get_mut(&place.shard).filter(|s| s.generation() == place.generation) else {
-            return Some(records);
+        first: Publish,
+        behind: &mut Drain<'_, Action>,
+    ) -> Option<Publish> {
+        let place = *first.place.get();
+        let Some(shard) = self.shards.get_mut(&place.shard).filter(|s| s.generation() == place.generation)
+        else {
+            return Some(first);
         };
         let lane = self.lanes.entry(place.shard).or_insert_with(|| Lane::new(place.core, place.generation));
         lane.reroute(place.core, place.generation);
-        let Some(at) = lane.at_once() else { return Some(records) };
-        let (bytes, payload) = (records.encoded_len(), (records.count(), records.payload_bytes()));
-        let (before, free_bytes) =
-            (shard.ring_bytes(), self.limits.rings_bytes_max.saturating_sub(self.rings_bytes));
-        let appended = shard.append_at_once((self.id, at), records, free_bytes);
-        self.rings_bytes = self.rings_bytes + shard.ring_bytes() - before;
-        let base = match appended {
-            Ok(base) => base,
-            Err(records) => return Some(records),
-        };
-        lane.passed();
-        if self.dirty.last() != Some(&place.shard) {
-            self.dirty.push(place.shard);
+        let at = lane.at_once().filter(|at| shard.takes_at_once(self.id, *at));
+        let Some(at) = at else { return Some(first) };
+        let others = self.rings_bytes - shard.ring_bytes();
+        let mut done = Settled::default();
+        let mut next = Some(first);
+        while let Some(publish) = next.take() {
+            let free_bytes = self.limits.rings_bytes_max.saturating_sub(others + shard.ring_bytes());
+            let (bytes, payload) =
+                (publish.records.encoded_len(), (publish.records.count(), publish.records.payload_bytes()));
+            match shard.append_records(publish.records, free_bytes) {
+                Ok(base) => {
+                    done.count(bytes, payload);
+                    self.answers.extend(publish.ack.map(|slot| (slot, base)));
+                }
+                Err(records) => {
+                    next = Some(Publish { records, ..publish });
+                    break;
+                }
+            }
+            // Looked at where it lies: moving it to look costs as much as appending it.
+            if behind.as_slice().first().is_some_and(|action| action.goes_with(origin.stream, &place)) {
+                next = behind.next().and_then(Action::into_publish);
+            }
         }
-        self.counters.add(Counter::PublishesWritten, 1);
-        let ack = ack.map(|slot| (slot, Outcome::Written { base, logged: false }));
-        self.count_published(origin.tenant, payload);
-        self.settle_at(origin, bytes, ack);
-        None
+        self.rings_bytes = others + shard.ring_bytes();
+        if done.publishes > 0 {
+            lane.passed(done.publishes);
+            shard.appended_at_once(self.id, at.behind(done.publishes));
+            if self.dirty.last() != Some(&place.shard) {
+                self.dirty.push(place.shard);
+            }
+            self.settle_here(origin, done);
+        }
+        next
+    }
+
+    /// Tells the session how the publishes of a stream that were appended at once have ended.
+    fn settle_here(&mut self, origin: Origin, done: Settled) {
+        let Origin { conn, stream, tenant } = origin;
+        self.counters.add(Counter::PublishesWritten, u64::from(done.publishes));
+        self.tenants.add(tenant, TenantCount::PublishedRecords, done.records);
+        self.tenants.add(tenant, TenantCount::PublishedBytes, done.payload_bytes);
+        let answers = !self.answers.is_empty();
+        let written = self.answers.drain(..);
+        let Some(session) = self.sessions.get_mut(&conn) else { return };
+        let written = written.map(|(slot, base)| (slot, Outcome::Written { base, logged: false }));
+        let held = session.settle(stream, (done.publishes as usize, done.bytes), written);
+        self.touch(origin, answers || held);
+    }
+
+    fn touch(&mut self, origin: Origin, needed: bool) {
+        let at = (origin.conn, origin.stream);
+        if needed && self.touched.last() != Some(&at) {
+            self.touched.push(at);
+        }
     }
 
     /// Sends what the lane and the credit allow. A lane that waits for credit waits for its turn.
@@ -409,26 +470,16 @@ impl Core {
     fn settle(&mut self, token: JobToken, outcome: Option<Outcome>) {
         self.return_credit(token);
         let Some(job) = self.jobs.try_remove(token.0 as usize) else { return };
+        let Origin { conn, stream, tenant } = job.origin;
         if matches!(outcome, Some(Outcome::Written { .. })) {
-            self.count_published(job.origin.tenant, job.payload);
+            self.tenants.add(tenant, TenantCount::PublishedRecords, u64::from(job.payload.0));
+            self.tenants.add(tenant, TenantCount::PublishedBytes, job.payload.1 as u64);
         }
-        self.settle_at(job.origin, job.bytes, job.ack.zip(outcome));
-    }
-
-    fn count_published(&mut self, tenant: TenantSlot, (records, payload_bytes): (u32, usize)) {
-        self.tenants.add(tenant, TenantCount::PublishedRecords, u64::from(records));
-        self.tenants.add(tenant, TenantCount::PublishedBytes, payload_bytes as u64);
-    }
-
-    /// Tells the session that a publish of so many bytes has ended, and how if it is to be answered.
-    fn settle_at(&mut self, origin: Origin, bytes: usize, ack: Option<(AckSlot, Outcome)>) {
-        let Origin { conn, stream, .. } = origin;
         let Some(session) = self.sessions.get_mut(&conn) else { return };
+        let ack = job.ack.zip(outcome);
         let answers = ack.is_some();
-        let held = session.settle(stream, bytes, ack);
-        if (answers || held) && self.touched.last() != Some(&(conn, stream)) {
-            self.touched.push((conn, stream));
-        }
+        let held = session.settle(stream, (1, job.bytes), ack);
+        self.touch(job.origin, answers || held);
     }
 
     fn return_credit(&mut self, token: JobToken) {

@@ -18,6 +18,7 @@ use super::publishing::Origin;
 use super::tenants::TenantCount;
 use crate::access::{Granted, Principal};
 use crate::route::Place;
+use crate::session::Publish;
 use crate::shard::mail::{ShardInput, Start, SubToken, ToShard};
 use crate::snapshot::{
     CoreLimits, FromCore, Owner, Resource, Routes, ShardId, StreamName, StreamRoute, StreamUid, ToCore,
@@ -121,7 +122,11 @@ impl Node {
         let records = Records::from_payloads([vec![0; bytes]]);
         let tenant = self.cores[core].tenants.slot(&"t".into());
         let origin = Origin { conn: self.conn, stream: id, tenant };
-        self.cores[core].publish(self.now, origin, &granted(place), (records, None), None);
+        let place = granted(place);
+        let Origin { stream, tenant, .. } = origin;
+        let publish = Publish { stream, tenant, place, records, producer: None, ack: None };
+        let mut behind = Vec::new();
+        self.cores[core].publish(self.now, origin, publish, &mut behind.drain(..));
     }
 
     /// What the core counted for the tenant of the publishes.

@@ -54,8 +54,8 @@ pub use publish::{
 };
 pub use publish_ack::{AckCode, AckOutcome, AckOwner, PublishAck, encode_ok};
 pub use publish_frame::{
-    AckMode, BinaryPublish, EncodeError, PublishDecodeError, PublishHead, encode_publish,
-    encode_publish_head, publish_frame_len,
+    AckMode, BinaryPublish, EncodeError, PublishAgain, PublishDecodeError, PublishHead, encode_names,
+    encode_publish, encode_publish_head, publish_frame_len,
 };
 pub use read::{OffsetForTime, OffsetValue, StreamRead, StreamRecord, StreamRecords};
 pub use records::{RECORD_PREFIX_LEN, Records, RecordsBuilder, RecordsIter};

@@ -155,6 +155,58 @@ impl<'a> BinaryPublish<'a> {
     }
 }
 
+/// The three names as a binary publish carries them, to be recognised again without reading them.
+///
+/// # Errors
+/// `NameTooLong` for a name that no frame could carry.
+pub fn encode_names(names: (&str, &str, &str)) -> Result<Box<[u8]>, EncodeError> {
+    let mut out = BytesMut::new();
+    for name in [names.0, names.1, names.2] {
+        let len = u16::try_from(name.len()).map_err(|_| EncodeError::NameTooLong(name.len()))?;
+        out.put_u16(len);
+        out.extend_from_slice(name.as_bytes());
+    }
+    Ok(out.to_vec().into())
+}
+
+/// A binary publish without a number to the same stream as one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PublishAgain<'a> {
+    /// Routing key for the whole batch; the empty key is a key.
+    pub key: Option<&'a [u8]>,
+    /// Present when an answer is owed.
+    pub request_id: Option<RequestId>,
+    /// How many records it says there are, at least one.
+    pub count: u32,
+    /// What is to begin with so many records; not looked at.
+    pub run: &'a [u8],
+}
+
+impl<'a> PublishAgain<'a> {
+    /// Reads the payload of a frame whose names are `names` (`encode_names`), up to its records. None for everything else,
+    /// also for what is no publish or malformed: `BinaryPublish::decode` says what it is.
+    #[must_use]
+    pub fn decode(flags: u16, payload: &'a [u8], names: &[u8]) -> Option<Self> {
+        let flags = Flags(flags);
+        let allowed = Flags::PUBLISH_BATCH | Flags::PUBLISH_ACKED | Flags::PUBLISH_KEYED;
+        if !flags.contains(Flags::PUBLISH_BATCH) || flags.union(allowed) != allowed || names.is_empty() {
+            return None;
+        }
+        let mut cursor = Cursor::new(payload);
+        let mut request_id = None;
+        if flags.contains(Flags::PUBLISH_ACKED) {
+            request_id = Some(RequestId(cursor.u64().ok()?));
+            cursor.u8().ok().filter(|mode| matches!(mode, 1 | 2))?;
+        }
+        let key = if flags.contains(Flags::PUBLISH_KEYED) { Some(cursor.bytes16().ok()?) } else { None };
+        if cursor.take(names.len()).ok()? != names {
+            return None;
+        }
+        let count = cursor.u32().ok().filter(|count| *count > 0)?;
+        Some(Self { key, request_id, count, run: cursor.take(cursor.remaining()).ok()? })
+    }
+}
+
 fn read_publish<'a>(
     flags: Flags,
     payload: &'a Bytes,

@@ -13,11 +13,44 @@ use crate::frame::DecodeError;
 pub const RECORD_PREFIX_LEN: usize = 4;
 
 /// A validated run of records. Cloning and cutting share the bytes.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
+#[derive(Debug, Default, Clone)]
 pub struct Records {
-    count: u32,
+    marks: Marks,
     bytes: Bytes,
 }
+
+/// How many records, and whether the buffer was made for the run and is as long. In one word: a small record is moved several
+/// times right after it was made, and two narrow writes before a wide read cost more than the rest of the move.
+#[derive(Debug, Default, Clone, Copy)]
+struct Marks(u64);
+
+impl Marks {
+    const DETACHED: u64 = 1 << 32;
+
+    const fn shared(count: u32) -> Self {
+        Self(count as u64)
+    }
+
+    const fn detached(count: u32) -> Self {
+        Self(count as u64 | Self::DETACHED)
+    }
+
+    const fn count(self) -> u32 {
+        self.0 as u32
+    }
+
+    const fn is_detached(self) -> bool {
+        self.0 & Self::DETACHED != 0
+    }
+}
+
+impl PartialEq for Records {
+    fn eq(&self, other: &Self) -> bool {
+        (self.count(), &self.bytes) == (other.count(), &other.bytes)
+    }
+}
+
+impl Eq for Records {}
 
 impl Records {
     /// Validates that `bytes` begins with `count` records, in one walk and without allocating. What follows the
@@ -31,14 +64,27 @@ impl Records {
 
     /// Like `decode`, of the bytes from `start` on; with fewer bytes than that there are none.
     pub(crate) fn decode_at(count: u32, bytes: &Bytes, start: usize) -> Result<Self, DecodeError> {
-        let mut cursor = Cursor::new(bytes.get(start..).unwrap_or_default());
-        check_count(count, cursor.remaining(), RECORD_PREFIX_LEN)?;
-        for _ in 0..count {
-            let len = cursor.u32()?;
-            cursor.take(len as usize)?;
-        }
-        let end = bytes.len() - cursor.remaining();
-        Ok(Self { count, bytes: bytes.slice(start.min(end)..end) })
+        let len = run_len(count, bytes.get(start..).unwrap_or_default())?;
+        let start = start.min(bytes.len());
+        Ok(Self { marks: Marks::shared(count), bytes: bytes.slice(start..start + len) })
+    }
+
+    /// Like `decode`, of a buffer that is given away.
+    ///
+    /// # Errors
+    /// As `decode`.
+    pub fn taken(count: u32, mut bytes: Bytes) -> Result<Self, DecodeError> {
+        bytes.truncate(run_len(count, &bytes)?);
+        Ok(Self { marks: Marks::shared(count), bytes })
+    }
+
+    /// Like `decode`, with the records copied into a buffer of their own.
+    ///
+    /// # Errors
+    /// As `decode`.
+    pub fn copied(count: u32, bytes: &[u8]) -> Result<Self, DecodeError> {
+        let run = bytes.get(..run_len(count, bytes)?).unwrap_or_default();
+        Ok(Self { marks: Marks::detached(count), bytes: Bytes::copy_from_slice(run) })
     }
 
     /// Copies the payloads into a new run. At most `u32::MAX` payloads of at most `u32::MAX` bytes.
@@ -56,20 +102,23 @@ impl Records {
 
     /// The same records in a buffer of their own, as long as the run: for one that is a small slice of a large buffer.
     #[must_use]
-    pub fn detached(&self) -> Self {
-        Self { count: self.count, bytes: Bytes::copy_from_slice(&self.bytes) }
+    pub fn into_detached(self) -> Self {
+        if self.marks.is_detached() {
+            return self;
+        }
+        Self { marks: Marks::detached(self.count()), bytes: Bytes::copy_from_slice(&self.bytes) }
     }
 
     /// How many records.
     #[must_use]
     pub fn count(&self) -> u32 {
-        self.count
+        self.marks.count()
     }
 
     /// True without records.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.count() == 0
     }
 
     /// The run itself, lengths included.
@@ -93,13 +142,13 @@ impl Records {
     /// Bytes of the payloads alone.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
-        self.bytes.len() - self.count as usize * RECORD_PREFIX_LEN
+        self.bytes.len() - self.count() as usize * RECORD_PREFIX_LEN
     }
 
     /// The payloads in order.
     #[must_use]
     pub fn iter(&self) -> RecordsIter<'_> {
-        RecordsIter { rest: &self.bytes, left: self.count }
+        RecordsIter { rest: &self.bytes, left: self.count() }
     }
 
     /// The payloads in order, each sharing the run's memory.
@@ -111,12 +160,13 @@ impl Records {
     #[must_use]
     pub fn split_at_record(&self, n: u32) -> (Self, Self) {
         let mut head = self.iter();
-        for _ in 0..n.min(self.count) {
+        for _ in 0..n.min(self.count()) {
             head.next();
         }
         let at = self.bytes.len() - head.rest.len();
-        let first = Self { count: self.count - head.left, bytes: self.bytes.slice(..at) };
-        (first, Self { count: head.left, bytes: self.bytes.slice(at..) })
+        let part = |count, bytes| Self { marks: Marks::shared(count), bytes };
+        let first = part(self.count() - head.left, self.bytes.slice(..at));
+        (first, part(head.left, self.bytes.slice(at..)))
     }
 }
 
@@ -195,7 +245,7 @@ impl RecordsBuilder {
     /// The run.
     #[must_use]
     pub fn finish(self) -> Records {
-        Records { count: self.count, bytes: self.bytes.freeze() }
+        Records { marks: Marks::shared(self.count), bytes: self.bytes.freeze() }
     }
 
     /// Appends a record whose bytes `fill` writes behind what it is given; its length is set afterwards.
@@ -213,6 +263,17 @@ impl RecordsBuilder {
         self.count += 1;
         Ok(())
     }
+}
+
+/// Bytes of the run of `count` records that `bytes` begins with.
+fn run_len(count: u32, bytes: &[u8]) -> Result<usize, DecodeError> {
+    let mut cursor = Cursor::new(bytes);
+    check_count(count, cursor.remaining(), RECORD_PREFIX_LEN)?;
+    for _ in 0..count {
+        let len = cursor.u32()?;
+        cursor.take(len as usize)?;
+    }
+    Ok(bytes.len() - cursor.remaining())
 }
 
 /// Writes one record: length, bytes.
