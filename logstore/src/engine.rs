@@ -611,6 +611,9 @@ impl Engine {
 
     /// A log failed: its claims are refused, what it had in flight is in doubt.
     fn stop_log(&mut self, log: LogId, reason: StopReason) {
+        if reason == StopReason::SegmentFailed {
+            self.slots.pin(log);
+        }
         self.with(log, |log| log.stop(reason));
         if let Some(shard) = self.logs.get_mut(&log)
             && !shard.told_stopped

@@ -2,12 +2,14 @@
 //! Owns: the order (locks, slots, pieces, judgement, then writing), and every refusal.
 //! Invariants: nothing is judged before every copy was looked at; what is known to have been durable and is not there is a
 //! refusal that names the log, the file and the byte; what is above may be cut off; a crash at any moment inside leaves what
-//! the next recovery needs; a second recovery finds the same; nothing is relied on that could only be read.
+//! the next recovery needs; a second recovery finds the same; nothing is relied on that could only be read; one read that
+//! fails or brings a wrong bit changes nothing.
 //! Not here: writing to logs (`engine`). It never appends to a file of an earlier process and never uses one again.
 
 mod doubt;
 pub(crate) mod evidence;
 mod finish;
+mod look;
 pub(crate) mod picture;
 mod replay;
 mod shard;

@@ -165,6 +165,61 @@ fn pieces_that_cannot_be_spilled_pin_their_slot_and_the_others_go_on() {
     }
 }
 
+/// Two slots hold records of one log for one segment, and both were written to it. The sync for the second slot fails; the one
+/// for the first, which has to wait for another log that is slow, does not: but it says nothing of what the first had covered.
+#[test]
+fn a_slot_stays_when_a_sync_of_a_segment_failed_though_a_later_one_did_not() {
+    let mut rng = SimRng::new(12);
+    let mut world = World::empty(12);
+    let [bad, slow, good] = [1, 2, 3].map(|name| world.create(key(name, 1), Fsync::OnCommit));
+    for log in [bad, slow, good] {
+        world.publish(log, &[vec![0; 100]]);
+        world.settle(log);
+    }
+    let fails = Rc::new(Cell::new(1));
+    let (left, slows) = (fails.clone(), Rc::new(Cell::new(true)));
+    let slow_now = slows.clone();
+    world.disk.sim().choose_faults(move |asked| {
+        let of = |part| asked.path.is_some_and(|path| path.as_str().contains(part));
+        if asked.kind == OpKind::Write && of("0000000000000002-0000000000000001/") && slow_now.get() {
+            return Some(Fault::Stall(Duration::from_secs(5)));
+        }
+        let fails = asked.kind == OpKind::Sync && of("0000000000000001-0000000000000001/") && left.get() > 0;
+        fails.then(|| left.set(left.get() - 1)).map(|()| EIO)
+    });
+    for slot in 0..2 {
+        // Both logs in one round; the slow one only in the first slot.
+        for _ in 0..10 {
+            world.publish(bad, &[payload(&mut rng, 300)]);
+            if slot == 0 {
+                world.publish(slow, &[payload(&mut rng, 300)]);
+            }
+            world.publish(good, &[payload(&mut rng, 300)]);
+            world.settle(bad);
+        }
+        for _ in 0..400 {
+            world.publish(good, &[payload(&mut rng, 3_000)]);
+            world.settle(good);
+        }
+    }
+    world.run_until(|world| !stopped(world).is_empty());
+    assert_eq!((stopped(&world), fails.get()), (vec![(bad, StopReason::SegmentFailed)], 0));
+    let settled = world.engine.log(bad).expect("there").settled_end();
+    assert_eq!(settled, Offset(21), "all of it was acknowledged");
+    slows.set(false);
+    world.pass(Duration::from_secs(6));
+    // Every slot that may be used again is.
+    for _ in 0..4_000 {
+        world.publish(good, &[payload(&mut rng, 3_000)]);
+        world.settle(good);
+    }
+    let mut world = restart(world);
+    assert!(world.recovered.refused.is_empty(), "{:?}", world.recovered.refused);
+    let bad = world.engine.find(key(1, 1)).expect("there");
+    assert!(world.engine.log(bad).expect("there").settled_end() >= settled);
+    assert_eq!(world.read_log(bad).expect("readable").len(), 21);
+}
+
 #[test]
 fn a_nearly_full_volume_refuses_writes_and_takes_them_again_by_itself() {
     let mut world = World::empty(4);

@@ -36,11 +36,21 @@ pub enum Defect {
     AckForgotten,
     /// A record that is handed out is not held.
     ClaimNotHeld,
+    /// A watch that falls behind goes on one change later.
+    WatchGap,
+    /// A watch begins without some of the current values.
+    ValueNotListed,
+    /// A log of groups is read without what moved them.
+    SeekForgotten,
+    /// A member that takes back what it holds takes what others hold too.
+    ReclaimTakesAll,
+    /// Of a commit only the first change is taken.
+    CommitHalf,
 }
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 15] = [
+    pub const ALL: [Defect; 20] = [
         Defect::AckBeforeSync,
         Defect::SpillNotSynced,
         Defect::FailedWriteIgnored,
@@ -56,6 +66,11 @@ impl Defect {
         Defect::AddCountedTwice,
         Defect::AckForgotten,
         Defect::ClaimNotHeld,
+        Defect::WatchGap,
+        Defect::ValueNotListed,
+        Defect::SeekForgotten,
+        Defect::ReclaimTakesAll,
+        Defect::CommitHalf,
     ];
 }
 

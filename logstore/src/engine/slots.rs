@@ -1,7 +1,7 @@
 //! The slots of the commit file: making, opening, closing, freeing, setting aside. Scope: part of [`Engine`].
-//! Invariants: a slot is used again only when every piece in it is durable in its segment and a later slot has a durable
-//! round, which repeats the mark of every log; a slot that failed is never written to again; while rounds have nowhere to go
-//! claims are refused.
+//! Invariants: a slot is used again only when every piece in it is durable in its segment, by a sync before which none of that
+//! segment failed, and a later slot has a durable round, which repeats the mark of every log; a slot that failed is never
+//! written to again; while rounds have nowhere to go claims are refused.
 //! Not here: rounds (`commit`), moving pieces to segments (`spill`).
 
 use std::collections::{BTreeSet, VecDeque};
@@ -57,7 +57,7 @@ pub(super) struct Slot {
     pub runs_left: usize,
     pub syncs: BTreeSet<(LogId, SegmentSeq)>,
     pub syncs_left: usize,
-    /// A piece of it could not be brought to its segment.
+    /// A piece of it could not be brought to its segment, or that segment failed before it was known to be durable there.
     pub pinned: bool,
     /// A write to it failed.
     pub failed: bool,
@@ -148,6 +148,15 @@ impl Slots {
             )
         };
         !self.all.iter().any(ready)
+    }
+
+    /// A segment of `log` failed. What was written to it before and not synced may be gone, and a later sync that goes well
+    /// does not tell: every slot with bytes of the log that are not known to be durable in their segment keeps them.
+    pub fn pin(&mut self, log: LogId) {
+        let unsynced = |slot: &&mut Slot| matches!(slot.state, SlotState::Open | SlotState::Closed);
+        for slot in self.all.iter_mut().filter(unsynced).filter(|slot| slot.logs.contains(&log)) {
+            slot.pinned = true;
+        }
     }
 
     /// Slots that are neither free nor about to be.

@@ -170,7 +170,8 @@ impl Engine {
         }
     }
 
-    /// The segment is poisoned, and with it its log; the slot keeps what could not be brought over.
+    /// The segment is poisoned, and with it its log; the slot keeps what could not be brought over. Those of other slots that were
+    /// brought to it and not synced are pinned as the log stops.
     fn spill_failed(&mut self, slot: usize, log: LogId, error: DiskError) {
         self.trouble("bringing pieces to a segment", error);
         self.slots.all[slot].pinned = true;

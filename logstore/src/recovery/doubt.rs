@@ -10,6 +10,7 @@ use bytes::Bytes;
 use felix_runtime::file::{DiskError, FileId};
 use felix_wire::id::Offset;
 
+use super::look::{read, read_agreed};
 use crate::limits::BLOCK;
 use crate::script::Desk;
 use crate::segment::walk::{Step, Walk};
@@ -37,7 +38,7 @@ pub(super) async fn first_above(
                 let from = walk.byte - walk.byte % BLOCK;
                 let want =
                     ((walk.byte - from) as usize + need.max(WINDOW_BYTES)).next_multiple_of(BLOCK as usize);
-                let read = desk.read_all(file, from, want).await?;
+                let read = read(desk, file, from, want).await?;
                 if from == window_at && read.len() <= window.len() {
                     return Ok(walk.byte);
                 }
@@ -53,7 +54,7 @@ pub(super) async fn write_again(desk: &Desk, file: FileId, from: u64, to: u64) -
     let mut at = from - from % BLOCK;
     while at < to {
         let want = (to - at).min(CHUNK_BYTES).next_multiple_of(BLOCK);
-        let bytes = desk.read_all(file, at, want as usize).await?;
+        let bytes = read_agreed(desk, file, at, want as usize).await?;
         if bytes.is_empty() {
             return Ok(());
         }

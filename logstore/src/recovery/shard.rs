@@ -13,6 +13,7 @@ use futures::StreamExt;
 
 use super::doubt;
 use super::evidence::Known;
+use super::look::{read, read_checked};
 use super::picture::{Link, Picture, Scanned};
 use super::replay::{Move, write_pieces};
 use super::{Refusal, Refused};
@@ -95,7 +96,8 @@ impl Shard<'_> {
                 let (path, disk) = (self.picture.path(seq), self.disk(seq));
                 async move {
                     let (file, _) = desk.open(path, OpenFlags::plain(OpenMode::Read)).await.map_err(&disk)?;
-                    let block = desk.read_all(file, 0, BLOCK as usize).await;
+                    let sound = |block: &[u8]| SegmentHead::decode(block).is_ok();
+                    let block = read_checked(desk, file, (0, BLOCK as usize), sound).await;
                     desk.close(file).await;
                     Ok((seq, block.map_err(&disk)?))
                 }
@@ -119,8 +121,7 @@ impl Shard<'_> {
             let mut moves: Vec<Move> = Vec::new();
             for (piece, slot, slot_byte) in self.picture.pieces_of(link) {
                 if let Some(file) = self.setting.slots.get(slot) {
-                    let (byte, len) = (piece.place.byte, u64::from(piece.len));
-                    moves.push(Move { slot: *file, slot_byte, byte, len });
+                    moves.push(Move { slot: *file, slot_byte, piece });
                 }
             }
             let last = index + 1 == chain.len();
@@ -292,6 +293,7 @@ impl Shard<'_> {
 
 const WINDOW_BYTES: usize = 512 << 10;
 
+/// Where the walk ends it looks a second time, from behind the last whole batch on.
 async fn scan_file(
     desk: &Desk,
     file: FileId,
@@ -301,26 +303,37 @@ async fn scan_file(
 ) -> Result<(), DiskError> {
     let mut window = Bytes::new();
     let mut window_at = walk.byte - walk.byte % BLOCK;
+    let (mut sound, mut looks_again) = (*walk, false);
     loop {
-        match walk.step(&window, window_at) {
-            Step::Batch { batch, .. } => scanned.passed(&batch, walk.byte),
+        let ended = match walk.step(&window, window_at) {
+            Step::Batch { batch, .. } => {
+                scanned.passed(&batch, walk.byte);
+                (sound, looks_again) = (*walk, false);
+                continue;
+            }
             Step::Need(need) => {
                 let from = walk.byte - walk.byte % BLOCK;
                 let want =
                     ((walk.byte - from) as usize + need.max(WINDOW_BYTES)).next_multiple_of(BLOCK as usize);
-                let read = desk.read_all(file, from, want).await?;
-                if from == window_at && read.len() <= window.len() {
-                    scanned.stopped_at = walk.byte;
-                    break;
+                let read = read(desk, file, from, want).await?;
+                if from != window_at || read.len() > window.len() {
+                    (window, window_at) = (Bytes::from(read), from);
+                    continue;
                 }
-                window = Bytes::from(read);
-                window_at = from;
+                None
             }
-            Step::End { byte, fault } => {
-                scanned.ended(byte, fault);
-                break;
-            }
+            Step::End { byte, fault } => Some((byte, fault)),
+        };
+        if !looks_again && walk.byte < walk.limit {
+            (*walk, looks_again) = (sound, true);
+            (window, window_at) = (Bytes::new(), walk.byte - walk.byte % BLOCK);
+            continue;
         }
+        match ended {
+            Some((byte, fault)) => scanned.ended(byte, fault),
+            None => scanned.stopped_at = walk.byte,
+        }
+        break;
     }
     if scanned.stopped_at < len {
         let mut evidence = Evidence::default();
@@ -342,7 +355,7 @@ async fn look_behind(
     let until = len.min(at.saturating_add(EVIDENCE_SEARCH_BYTES));
     while at < until {
         let want = (until - at).min(SEARCH_OVERLAP + (1 << 20)).next_multiple_of(BLOCK) as usize;
-        let bytes = desk.read_all(file, at, want).await?;
+        let bytes = read(desk, file, at, want).await?;
         if bytes.is_empty() {
             return Ok(());
         }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use felix_logstore::record::{Batch, Record};
+use felix_logstore::record::Batch;
 use felix_wire::id::{Generation, Offset, ProducerId, Sequence};
 use slab::Slab;
 
@@ -21,7 +21,7 @@ use super::journal::{Journal, NoClaim};
 use super::mail::{Doubt, Ending, FromShard, NotWritten, NumberRefusal, PageLoss, ShardOutput};
 use crate::projection::cache::expiry::Expiry;
 use crate::projection::cache::{CacheCore, Condition, Delete, Found, Keeping, Put, WriteRefused};
-use crate::projection::counter::{self, AddRefused, Answer, CounterCore, NumberedAdd};
+use crate::projection::counter::{self, AddRefused, CounterCore, NumberedAdd};
 use crate::projection::producer::Verdict;
 use crate::snapshot::{LogRole, ShardId};
 use crate::store::{LogAt, PageFor, PageReader, Store};
@@ -169,6 +169,12 @@ impl CacheShard {
         }
     }
 
+    /// Whether it is not served because of a log that cannot be read.
+    pub fn is_unread(&self) -> bool {
+        let unread = |(cache, counters): &(Journal, Journal)| cache.is_unread() || counters.is_unread();
+        self.broken.is_some() || self.logs.as_ref().is_some_and(unread)
+    }
+
     /// Whether its logs are still being read.
     fn is_replaying(&self) -> bool {
         self.logs.as_ref().is_some_and(|(cache, counters)| cache.is_replaying() || counters.is_replaying())
@@ -217,14 +223,7 @@ impl CacheShard {
                 }
                 Err(refused) => Err(refused),
             },
-            Ask::CounterAdd { key, delta, number } => match self.add(asker, (key, *delta), *number, cx) {
-                Ok(None) => Ok(()),
-                Ok(Some(at)) => {
-                    self.read_value(Reading { asker, ask, at, version: at, looks: 0 }, cx);
-                    return Ok(());
-                }
-                Err(refused) => Err(refused),
-            },
+            Ask::CounterAdd { key, delta, number } => self.add(asker, (key, *delta), *number, cx),
             Ask::CacheGet { .. } | Ask::CounterGet { .. } | Ask::Group(_) | Ask::Stream(_) => Ok(()),
         };
         match done {
@@ -324,26 +323,30 @@ impl CacheShard {
         Ok(None)
     }
 
-    /// Adds to a counter, or says which record has the answer that an earlier copy was given.
+    /// Adds to a counter; one that counts already is answered as the first time.
     fn add(
         &mut self,
         asker: Asker,
         (key, delta): (&Bytes, i64),
         number: Option<(ProducerId, Sequence)>,
         cx: &mut ShardCx<'_>,
-    ) -> Result<Option<Offset>, NotMade> {
+    ) -> Result<(), NotMade> {
         let decided = match number {
             None => self.counters.add(key, delta).map(NumberedAdd::Append),
             Some(number) => self.counters.add_numbered(number, key, delta),
         };
         let draft = match decided {
             Ok(NumberedAdd::Append(draft)) => draft,
-            Ok(NumberedAdd::Again { answer, after }) => return self.added_before(asker, (answer, after), cx),
+            Ok(NumberedAdd::Again { sum: None, .. }) => return Err(NotMade::number(NumberRefusal::Expired)),
+            Ok(NumberedAdd::Again { sum, after }) => {
+                self.owe(LogRole::Counters, after, asker, Reply::Sum(sum), cx);
+                return Ok(());
+            }
             Err(AddRefused::Overflow { after, .. }) => {
                 let why = "the sum does not fit 64 bits; nothing was added".into();
                 let reply = Reply::Refused(AskRefused::Invalid(why));
                 self.owe(LogRole::Counters, after, asker, reply, cx);
-                return Ok(None);
+                return Ok(());
             }
             Err(AddRefused::Number(why)) => return Err(NotMade::number(number_refusal(why))),
             Err(AddRefused::KeyTooLong) => {
@@ -366,26 +369,7 @@ impl CacheShard {
             }
         };
         self.owe(LogRole::Counters, after, asker, Reply::Sum(Some(sum)), cx);
-        Ok(None)
-    }
-
-    /// An add that counts already: it is answered as the first time, when that is settled.
-    fn added_before(
-        &mut self,
-        asker: Asker,
-        (answer, after): (Answer, Offset),
-        cx: &mut ShardCx<'_>,
-    ) -> Result<Option<Offset>, NotMade> {
-        match answer {
-            Answer::Known(sum) => {
-                self.owe(LogRole::Counters, after, asker, Reply::Sum(Some(sum)), cx);
-                Ok(None)
-            }
-            Answer::InLog(at) if after <= self.counters.settled_end() => Ok(Some(at)),
-            // It can be asked for again when it is on the disk.
-            Answer::InLog(_) => Err(NotMade::Refused(AskRefused::Overloaded)),
-            Answer::Forgotten => Err(NotMade::number(NumberRefusal::Expired)),
-        }
+        Ok(())
     }
 
     /// Answers when the log has settled everything below `after`; in memory at once.
@@ -402,10 +386,10 @@ impl CacheShard {
 
     fn read_value(&mut self, reading: Reading, cx: &mut ShardCx<'_>) {
         let at = reading.at;
-        let Some(((cache, counters), store)) = self.logs.as_ref().zip(cx.store.as_deref_mut()) else {
+        let Some(((cache, _), store)) = self.logs.as_ref().zip(cx.store.as_deref_mut()) else {
             return self.give_back(reading.asker, reading.ask, cx);
         };
-        let log = if role_of(&reading.ask) == LogRole::Counters { counters.at() } else { cache.at() };
+        let log = cache.at();
         let slot = self.reads.insert(reading);
         let page = PageFor { shard: self.id, reader: PageReader::Value { slot }, from: at, life: self.life };
         store.read(log, page, Offset(at.0 + 1), 1);
@@ -421,9 +405,6 @@ impl CacheShard {
                 return self.answer(asker, Reply::Refused(AskRefused::Unreadable), cx);
             }
         };
-        if let Ask::CounterAdd { .. } = ask {
-            return self.answer(asker, sum_in(found), cx);
-        }
         let Some(record) = found else {
             // Compaction has moved it: its key says where to.
             if looks >= LOOKS_MAX {
@@ -479,7 +460,16 @@ impl CacheShard {
             Err(PageLoss::Damaged { from, next }) => {
                 return self.break_down(format!("offsets {from} to {next} of its log are damaged"));
             }
-            Err(PageLoss::Unreadable) => return self.break_down("its log cannot be read".to_owned()),
+            Err(PageLoss::Unreadable) => {
+                if let Some(log) = self.journal(role) {
+                    let pause = log.read_failed(cx.now);
+                    tracing::error!(
+                        ?pause,
+                        "a shard of a cache is not served: its log is read again after a pause"
+                    );
+                }
+                return;
+            }
         };
         for batch in batches {
             let taken = match role {
@@ -545,6 +535,7 @@ impl CacheShard {
     pub fn handle_timeout(&mut self, (room, confirm): (Duration, Duration), cx: &mut ShardCx<'_>) {
         if let Some((cache, counters)) = &mut self.logs {
             for log in [cache, counters] {
+                log.retry_read(cx);
                 log.expire_parked(room, cx);
                 log.give_up_late(confirm, cx);
             }
@@ -627,20 +618,6 @@ fn number_refusal(why: Verdict) -> NumberRefusal {
         Verdict::Reused => NumberRefusal::Reused,
         // The first two are no refusals.
         Verdict::Append | Verdict::Duplicate { .. } | Verdict::Unknown => NumberRefusal::Unknown,
-    }
-}
-
-/// What an add was answered that is in the log, or was until it was compacted.
-fn sum_in(record: Option<Record>) -> Reply {
-    let Some(record) = record else {
-        return Reply::Refused(AskRefused::NotWritten(NotWritten::Number(NumberRefusal::Expired)));
-    };
-    match counter::sum_of(&record.payload) {
-        Ok(sum) => Reply::Sum(Some(sum)),
-        Err(error) => {
-            tracing::error!(%error, "the record of an add cannot be read back");
-            Reply::Refused(AskRefused::Unreadable)
-        }
     }
 }
 

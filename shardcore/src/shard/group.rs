@@ -120,6 +120,11 @@ impl GroupShard {
         (self.groups.len(), self.polls.len())
     }
 
+    /// Whether they are not served because of a log that cannot be read, or takes no more.
+    pub fn is_unread(&self) -> bool {
+        self.broken.is_some() || self.log.is_unread()
+    }
+
     /// Whether nothing waits.
     #[cfg(any(test, feature = "sim"))]
     pub fn is_idle(&self) -> bool {
@@ -288,7 +293,9 @@ impl GroupShard {
                 return self.break_down(format!("offsets {from} to {next} of the groups' log are damaged"));
             }
             Err(PageLoss::Unreadable) => {
-                return self.break_down("the groups' log cannot be read".to_owned());
+                let pause = self.log.read_failed(cx.now);
+                tracing::error!(?pause, "groups are not served: their log is read again after a pause");
+                return;
             }
         };
         for batch in batches {
@@ -381,6 +388,7 @@ impl GroupShard {
         end: Offset,
         cx: &mut ShardCx<'_>,
     ) {
+        self.log.retry_read(cx);
         self.log.expire_parked(room, cx);
         self.log.give_up_late(confirm, cx);
         if self.broken.is_none() && !self.log.is_replaying() {

@@ -1,7 +1,7 @@
 //! A log that a machine of a shard is kept in: reading it at the start, claiming, answers that wait for what is settled.
 //! Sans-io. Scope: one per machine and log. Owns: the answers owed, the requests that wait for room.
 //! Invariants: an answer leaves only when the log has settled what it tells of; answers leave in the order in which they
-//! were owed; what waits is bounded in number and bytes.
+//! were owed; what waits is bounded in number and bytes; a read that fails is tried again, with longer and longer pauses.
 //! Not here: making it shorter (`shorten`), what records mean (`projection`), the bytes on their way to the disk (`felix_logstore`).
 
 pub mod shorten;
@@ -28,6 +28,10 @@ const REPLAY_PAGE_BYTES: usize = 4 << 20;
 const PARKED_MAX: usize = 4_096;
 const PARKED_BYTES_MAX: usize = 32 << 20;
 
+/// Before a page that could not be read is asked for again; each time twice as long, up to
+const READ_PAUSE: Duration = Duration::from_millis(250);
+const READ_PAUSE_MAX: Duration = Duration::from_secs(10);
+
 /// Why nothing was claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoClaim {
@@ -53,6 +57,9 @@ struct Owed {
 struct Replay {
     next: Offset,
     end: Offset,
+    /// How often in a row the next page could not be read, and when it is asked for again.
+    failed: u32,
+    again: Option<Tick>,
 }
 
 /// See the module.
@@ -90,7 +97,7 @@ impl Journal {
             life,
             at,
             role,
-            replay: (start < end).then_some(Replay { next: start, end }),
+            replay: (start < end).then_some(Replay { next: start, end, failed: 0, again: None }),
             found_end: end,
             owed: VecDeque::new(),
             parked: VecDeque::new(),
@@ -131,9 +138,32 @@ impl Journal {
         store.read(self.at, page, replay.end, REPLAY_PAGE_BYTES);
     }
 
+    /// The page asked for could not be read. It is asked for again after a pause, which is given: see [`Self::retry_read`].
+    pub fn read_failed(&mut self, now: Tick) -> Duration {
+        let Some(replay) = &mut self.replay else { return Duration::ZERO };
+        let pause = READ_PAUSE.saturating_mul(1 << replay.failed.min(16)).min(READ_PAUSE_MAX);
+        (replay.failed, replay.again) = (replay.failed + 1, Some(now + pause));
+        pause
+    }
+
+    /// Has a page that could not be read read again, when its pause is over.
+    pub fn retry_read(&mut self, cx: &mut ShardCx<'_>) {
+        if let Some(replay) = &mut self.replay
+            && replay.again.take_if(|again| *again <= cx.now).is_some()
+        {
+            self.read_on(cx);
+        }
+    }
+
+    /// Whether it is not served because a page of it could not be read.
+    pub fn is_unread(&self) -> bool {
+        self.replay.is_some_and(|replay| replay.failed > 0)
+    }
+
     /// A page was taken. Afterwards `read_on`, or everything was read.
     pub fn took_page(&mut self, batches: &[Batch]) {
         let Some(replay) = &mut self.replay else { return };
+        replay.failed = 0;
         match batches.last() {
             Some(batch) => replay.next = batch.head().end(),
             None => replay.next = replay.end,

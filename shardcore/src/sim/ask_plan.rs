@@ -1,5 +1,5 @@
 //! What one seed does with caches, counters and consumer groups: on top of the durable plan of the same seed, made smaller.
-//! Scope: one per simulation of requests. Invariants: everything is drawn from the seed by a generator of its own; what a
+//! Scope: one per simulation of requests. Invariants: everything is drawn from the seed by generators of its own; what a
 //! history could not judge is left out: streams are not deleted, nothing is removed by retention, and power is lost only where
 //! answers wait for the sync.
 //! Not here: the rest of the plan (`plan`, `storage_plan`).
@@ -10,6 +10,7 @@ use felix_logstore::id::Fsync;
 use felix_logstore::retention::Retention;
 use felix_runtime::clock::Tick;
 use felix_runtime::sim::SimRng;
+use felix_wire::routing::{KeyMapping, shard_for};
 
 use super::plan::{Happening, Plan};
 use super::storage_plan::{End, StorageHappening, StoragePlan};
@@ -29,6 +30,7 @@ pub enum ErrandPlan {
     Cache(CachePlan),
     Counter(CounterPlan),
     Group(GroupPlan),
+    Commit(CommitPlan),
 }
 
 /// Requests about the keys of a cache.
@@ -55,6 +57,16 @@ pub struct CounterPlan {
     pub reads_all: bool,
 }
 
+/// Commits to a shard of a stream, and questions about its state.
+#[derive(Clone, Copy, Debug)]
+pub struct CommitPlan {
+    pub stream: usize,
+    pub shard: u32,
+    pub keys: u32,
+    /// It reads every key once.
+    pub reads_all: bool,
+}
+
 /// A consumer of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupPlan {
@@ -66,6 +78,27 @@ pub struct GroupPlan {
     pub visibility_ms: u64,
     /// It acknowledges everything until nothing is left.
     pub drains: bool,
+    /// The name that it gives itself; others may have it too. With it it takes back what is held under that name, once for each
+    /// stream that it opens.
+    pub member: Option<u32>,
+    /// Requests that move the group.
+    pub seek_ppm: u32,
+}
+
+/// One watch of a cache.
+#[derive(Clone, Copy, Debug)]
+pub struct WatchPlan {
+    pub cache: usize,
+    /// That of its key, when it watches one key; else it watches all of the shard.
+    pub shard: u32,
+    pub key: Option<u32>,
+    /// It begins with the current values.
+    pub retained: bool,
+    /// It begins with everything that was ever written, as far as the log has it.
+    pub history: bool,
+    pub begins: Tick,
+    /// Events are not read in this time.
+    pub stalled: (Tick, Tick),
 }
 
 /// One stream of requests.
@@ -118,8 +151,102 @@ pub fn add(plan: &mut Plan) {
         let at = Tick(rng.below(plan.heal_at.as_nanos()));
         plan.happenings.push((at, Happening::MoveCache { cache, shard, core }));
     }
+    name_members(plan);
+    commit(plan, &asks);
+    watch(plan, &asks);
+    delete_caches(plan, &asks);
     plan.happenings.sort_by_key(|(at, _)| *at);
     plan.asks = Some(asks);
+}
+
+/// Consumers with names, and some that move their group. By a generator of their own, as all that follows: the rest of a seed
+/// is drawn as it was without them.
+fn name_members(plan: &mut Plan) {
+    let mut rng = SimRng::new(plan.seed ^ 0x4e4e_fe11);
+    let rng = &mut rng;
+    let (named, seeks) = (on(rng), rng.chance(300_000));
+    for asker in plan.clients.iter_mut().flat_map(|client| &mut client.askers) {
+        if let ErrandPlan::Group(group) = &mut asker.errand {
+            group.member = (named && rng.chance(700_000)).then(|| rng.below(2) as u32);
+            group.seek_ppm = if seeks && on(rng) { 60_000 } else { 0 };
+        }
+    }
+}
+
+/// Clients that commit.
+fn commit(plan: &mut Plan, asks: &AskPlan) {
+    let mut rng = SimRng::new(plan.seed ^ 0xc033_fe11);
+    let rng = &mut rng;
+    if on(rng) {
+        return;
+    }
+    let (shards, heal_at) = (plan.shards.clone(), plan.heal_at);
+    for client in plan.clients.iter_mut() {
+        if on(rng) {
+            let stream = rng.below(shards.len() as u64) as usize;
+            let shard = rng.below(u64::from(shards[stream])) as u32;
+            client.askers.push(AskerPlan {
+                errand: ErrandPlan::Commit(CommitPlan { stream, shard, keys: asks.keys, reads_all: false }),
+                begins: Tick(rng.below(heal_at.as_nanos() / 2)),
+                requests: 20 + rng.below(40) as u32,
+                depth: 1 + rng.below(4) as usize,
+                pace: MS * rng.below(60) as u32,
+                last: false,
+            });
+        }
+    }
+}
+
+/// Watches.
+fn watch(plan: &mut Plan, asks: &AskPlan) {
+    let mut rng = SimRng::new(plan.seed ^ 0x3a7c_fe11);
+    let rng = &mut rng;
+    let heal_at = plan.heal_at;
+    if on(rng) {
+        // Queues are full soon, also those that are not stalled.
+        plan.limits.subscriber_queues_bytes_max = 16 << 10;
+    }
+    for client in &mut plan.clients {
+        for _ in 0..rng.below(4) {
+            let cache = rng.below(asks.caches.len() as u64) as usize;
+            let shards = asks.caches[cache];
+            let key = on(rng).then(|| rng.below(u64::from(asks.keys)) as u32);
+            let shard = key.map_or(rng.below(u64::from(shards)) as u32, |key| shard_of(key, shards));
+            let from = Tick(rng.below(heal_at.as_nanos()));
+            client.watchers.push(WatchPlan {
+                cache,
+                shard,
+                key,
+                retained: on(rng),
+                history: on(rng),
+                begins: if on(rng) { Tick::ZERO } else { Tick(rng.below(heal_at.as_nanos())) },
+                stalled: if on(rng) { (from, heal_at) } else { (Tick::MAX, Tick::MAX) },
+            });
+        }
+    }
+}
+
+/// Caches that are deleted, most of which come back.
+fn delete_caches(plan: &mut Plan, asks: &AskPlan) {
+    let mut rng = SimRng::new(plan.seed ^ 0xde1e_fe11);
+    let rng = &mut rng;
+    if !rng.chance(300_000) {
+        return;
+    }
+    for _ in 0..1 + rng.below(3) {
+        let cache = rng.below(asks.caches.len() as u64) as usize;
+        let at = Tick(rng.below(plan.heal_at.as_nanos()));
+        plan.happenings.push((at, Happening::DeleteCache { cache }));
+        if rng.chance(800_000) {
+            let later = if on(rng) { rng.duration(MS * 20) } else { rng.duration(MS * 1_000) };
+            plan.happenings.push(((at + later).min(plan.heal_at), Happening::CreateCache { cache }));
+        }
+    }
+}
+
+/// The shard of a key of a cache.
+pub fn shard_of(key: u32, shards: u32) -> u32 {
+    shard_for(Some(format!("k{key}").as_bytes()), shards, KeyMapping::JumpHash).0
 }
 
 fn on(rng: &mut SimRng) -> bool {
@@ -203,6 +330,8 @@ fn groups(rng: &mut SimRng, plan: &Plan) -> Vec<GroupPlan> {
             wait_ms: [0, 50, 400][rng.below(3) as usize],
             visibility_ms: 100 + rng.below(1_500),
             drains: false,
+            member: None,
+            seek_ppm: 0,
         }
     };
     (0..1 + rng.below(2)).map(|number| group(rng, number as u32)).collect()
@@ -234,19 +363,23 @@ fn askers(rng: &mut SimRng, plan: &Plan, asks: &AskPlan) -> Vec<AskerPlan> {
     errands.into_iter().map(asker).collect()
 }
 
-/// Streams that look at everything when all is over.
-pub fn last_askers(asks: &AskPlan, now: Tick) -> Vec<AskerPlan> {
+/// Streams that look at everything when all is over: at the caches that are not `gone`, the state of all shards, and all
+/// groups.
+pub fn last_askers(asks: &AskPlan, gone: &[bool], shards: &[(usize, u32)], now: Tick) -> Vec<AskerPlan> {
     let asker = |errand, requests| {
         let (begins, depth, pace, last) = (now, 1, MS * 10, true);
         AskerPlan { errand, begins, requests, depth, pace, last }
     };
     let (keys, reads_all) = (asks.keys, true);
     let mut all = Vec::new();
-    for (cache, shards) in asks.caches.iter().copied().enumerate() {
+    for (cache, shards) in asks.caches.iter().copied().enumerate().filter(|(cache, _)| !gone[*cache]) {
         let reads = CachePlan { cache, keys, value_max: 1, ttl_ppm: 0, reads_all };
         all.push(asker(ErrandPlan::Cache(reads), keys));
         let sums = CounterPlan { cache, shards, keys, numbered: false, reads_all };
         all.push(asker(ErrandPlan::Counter(sums), keys));
+    }
+    for (stream, shard) in shards.iter().copied() {
+        all.push(asker(ErrandPlan::Commit(CommitPlan { stream, shard, keys, reads_all }), keys));
     }
     for group in &asks.groups {
         let drains = GroupPlan { drains: true, records_max: 32, wait_ms: 200, ..*group };

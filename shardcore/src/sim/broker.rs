@@ -33,6 +33,12 @@ use crate::turn::counters::{CoreCounters, Counter};
 pub const BOOT: u64 = 0xfe11_0b00_7000_0000;
 /// Seconds since 1970 when the simulation begins.
 pub const UNIX_S: u64 = 1_800_000_000;
+
+/// Milliseconds since 1970 at `now`.
+fn unix_ms(now: Tick) -> u64 {
+    UNIX_S * 1_000 + now.as_micros() / 1_000
+}
+
 /// A core with mail that found no room tries again after this.
 const MAIL_RETRY: Duration = Duration::from_micros(200);
 /// Turns that a core may want at once in a row; more are a loop that only time ends.
@@ -140,12 +146,14 @@ pub struct Broker {
     streams: Vec<Option<Vec<(u16, u64)>>>,
     /// Width of each stream, whether it is there or not.
     shards: Vec<u32>,
-    /// The core and generation of each shard of each cache.
-    caches: Vec<Vec<(u16, u64)>>,
+    /// The core and generation of each shard of each cache that is there.
+    caches: Vec<Option<Vec<(u16, u64)>>>,
+    /// Width and life of each.
+    cache_lives: Vec<(u32, u64)>,
     /// Of each stream, counted from 1.
     incarnations: Vec<u64>,
-    /// Lives of streams that have ended and whose logs nobody was told to delete yet.
-    over: Vec<(usize, u64)>,
+    /// Lives of streams and caches that have ended and whose logs nobody was told to delete yet: width and number.
+    over: Vec<(Resource, StreamName, (u32, u64))>,
     version: u64,
     routes_version: u64,
 }
@@ -166,7 +174,9 @@ impl Broker {
         let place = |rng: &mut SimRng| (rng.below(cores) as u16, 1);
         let streams = plan.shards.iter().map(|n| Some((0..*n).map(|_| place(&mut rng)).collect())).collect();
         let caches = plan.asks.iter().flat_map(|asks| &asks.caches);
-        let caches = caches.map(|n| (0..*n).map(|_| place(&mut rng)).collect()).collect();
+        let caches = caches.map(|n| Some((0..*n).map(|_| place(&mut rng)).collect())).collect();
+        let widths = plan.asks.iter().flat_map(|asks| &asks.caches);
+        let cache_lives = widths.map(|width| (*width, 1)).collect();
         let mut broker = Broker {
             addr,
             cores: plan.cores,
@@ -184,6 +194,7 @@ impl Broker {
             batch: Transmits::new(16),
             streams,
             caches,
+            cache_lives,
             shards: plan.shards.clone(),
             incarnations: vec![1; plan.shards.len()],
             over: Vec::new(),
@@ -244,16 +255,42 @@ impl Broker {
 
     /// Gives a shard of a cache to a core, at the next generation.
     pub fn move_cache(&mut self, now: Tick, (cache, shard): (usize, u32), core: u16) {
-        if let Some(owner) = self.caches.get_mut(cache).and_then(|owners| owners.get_mut(shard as usize)) {
+        let owners = self.caches.get_mut(cache).and_then(Option::as_mut);
+        if let Some(owner) = owners.and_then(|owners| owners.get_mut(shard as usize)) {
             *owner = (core, owner.1 + 1);
             self.tell_routes(now);
         }
     }
 
+    /// Takes a cache away. True when it was there.
+    pub fn delete_cache(&mut self, now: Tick, cache: usize) -> bool {
+        let there = self.caches[cache].take().is_some();
+        if there {
+            self.over.push((Resource::Cache, cache_name_of(cache), self.cache_lives[cache]));
+            self.tell_routes(now);
+        }
+        there
+    }
+
+    /// Gives a cache that was deleted back its name, as another life: its number. None when it is there.
+    pub fn create_cache(&mut self, now: Tick, cache: usize) -> Option<u64> {
+        if self.caches[cache].is_some() {
+            return None;
+        }
+        let (width, life) = &mut self.cache_lives[cache];
+        *life += 1;
+        let (width, life) = (*width, *life);
+        let (cores, rng) = (u64::from(self.cores), &mut self.rng);
+        self.caches[cache] = Some((0..width).map(|_| (rng.below(cores) as u16, 1)).collect());
+        self.tell_routes(now);
+        Some(life)
+    }
+
     /// Takes a stream away.
     pub fn delete(&mut self, now: Tick, stream: usize) {
         if self.streams[stream].take().is_some() {
-            self.over.push((stream, self.incarnations[stream]));
+            let life = (self.shards[stream], self.incarnations[stream]);
+            self.over.push((Resource::Stream, name_of(stream), life));
         }
         self.tell_routes(now);
     }
@@ -458,6 +495,7 @@ impl Broker {
         let cores = self.nodes.len();
         let answered = self.answers(now, id, trace);
         let node = &mut self.nodes[id];
+        node.core.set_time(unix_ms(now));
         let mut any = answered || node.wake.is_some_and(|at| at <= now);
         if node.ending.is_some() {
             return Ok(any);
@@ -532,7 +570,6 @@ impl Broker {
     }
 
     fn turns(&mut self, now: Tick, id: usize, net: &mut SimNet, trace: &mut Trace) -> Result<(), String> {
-        let unix_s = UNIX_S + now.as_micros() / 1_000_000;
         let mut more = true;
         let mut count = 0;
         while more {
@@ -540,7 +577,7 @@ impl Broker {
             if count > TURNS_MAX {
                 return Err(format!("core {id} does not come to rest"));
             }
-            more = self.nodes[id].core.turn(now, unix_s * 1_000);
+            more = self.nodes[id].core.turn(now, unix_ms(now));
             self.ask(now, id, trace);
             if self.nodes[id].ending.is_some_and(|since| since < now) {
                 continue;
@@ -647,7 +684,8 @@ impl Broker {
         let known = self.streams.iter().enumerate().filter_map(|(i, owners)| Some((i, owners.as_ref()?)));
         let log = self.storage.as_ref().map(|storage| storage.plan.retention);
         let streams = known.map(|(i, owners)| route((i, self.incarnations[i]), owners, log));
-        let caches = self.caches.iter().enumerate().map(|(i, owners)| cache_route(i, owners));
+        let caches = self.caches.iter().enumerate().filter_map(|(i, owners)| Some((i, owners.as_ref()?)));
+        let caches = caches.map(|(i, owners)| cache_route((i, self.cache_lives[i].1), owners));
         let routes = streams.chain(caches).map(|mut route| {
             self.hide_refused(&mut route);
             Arc::new(route)
@@ -658,9 +696,8 @@ impl Broker {
                 return;
             }
             storage.book.follow(&routes, &mut storage.orders);
-            for (stream, incarnation) in std::mem::take(&mut self.over) {
-                let (name, life) = (name_of(stream), (Incarnation(incarnation), self.shards[stream]));
-                storage.book.ended(Resource::Stream, &name, life, &mut storage.orders);
+            for (resource, name, (width, life)) in std::mem::take(&mut self.over) {
+                storage.book.ended(resource, &name, (Incarnation(life), width), &mut storage.orders);
             }
             self.tell_orders(now);
         }
@@ -722,11 +759,15 @@ pub fn cache_name(cache: usize) -> String {
     format!("c{cache}")
 }
 
-fn cache_route(cache: usize, owners: &[(u16, u64)]) -> StreamRoute {
-    let mut route = route((cache, 1), owners, Some(Retention::default()));
-    (route.resource, route.uid) = (Resource::Cache, StreamUid(1 << 40 | cache as u64));
-    route.name.stream = cache_name(cache).into();
+fn cache_route((cache, life): (usize, u64), owners: &[(u16, u64)]) -> StreamRoute {
+    let mut route = route((cache, life), owners, Some(Retention::default()));
+    let uid = StreamUid(1 << 40 | (life - 1) << 16 | cache as u64);
+    (route.resource, route.uid, route.name) = (Resource::Cache, uid, cache_name_of(cache));
     route
+}
+
+fn cache_name_of(cache: usize) -> StreamName {
+    StreamName { stream: cache_name(cache).into(), ..name_of(0) }
 }
 
 fn name_of(stream: usize) -> StreamName {

@@ -30,6 +30,7 @@ use super::plan::{ClientPlan, Plan};
 use super::publisher::Publisher;
 use super::subscriber::Subscriber;
 use super::trace::Trace;
+use super::watcher::Watcher;
 use crate::session::{CLOSE_AUTH, CLOSE_SHUTDOWN};
 
 /// What the 0.6.2 Python client announces (client-protocol 4.1).
@@ -40,6 +41,9 @@ const PYTHON_FEATURES_HI: u32 = 15;
 const OUT_BYTES_MAX: usize = 64 << 10;
 /// After a lost connection it dials again this much later.
 const REDIAL: Duration = Duration::from_millis(100);
+
+/// Code of a reset of the stream of a watch that does not read.
+const RESET_LAGGED: u64 = 3;
 
 /// What a client that asks about caches and groups may do.
 const ASKS_RIGHTS: [&str; 5] =
@@ -52,6 +56,8 @@ pub enum Role {
     Ask(usize),
     /// Requests about a cache, its counters or a group.
     Requests(usize),
+    /// A watch of a cache.
+    Watch(usize),
     /// Nothing but a newer token.
     Renew,
     /// A unidirectional stream of the broker; the subscription once its hello was read.
@@ -64,6 +70,7 @@ impl Role {
             Role::Publish(at) => at as u64,
             Role::Ask(at) => 100 + at as u64,
             Role::Requests(at) => 400 + at as u64,
+            Role::Watch(at) => 500 + at as u64,
             Role::Renew => 200,
             Role::Events(_) => 300,
         }
@@ -105,6 +112,7 @@ pub struct Client {
     pub publishers: Vec<Publisher>,
     pub subscribers: Vec<Subscriber>,
     pub askers: Vec<Asker>,
+    pub watchers: Vec<Watcher>,
     pub dead: bool,
     /// The broker is ending or the client is: nothing is begun any more.
     pub closing: bool,
@@ -139,6 +147,10 @@ pub struct Surroundings<'a> {
     /// Lives of the streams' names now, and which are deleted now.
     pub lives: &'a [u64],
     pub gone: &'a [bool],
+    /// The same of caches.
+    pub caches_deleted: &'a [bool],
+    pub caches_gone: &'a [bool],
+    pub cache_lives: &'a [u64],
     /// What has happened that explains refusals and losses.
     pub excuses: &'a Excuses,
 }
@@ -168,6 +180,7 @@ impl Client {
                 .map(|s| Subscriber::new(*s, mine.ours || plan.storage.is_some()))
                 .collect(),
             askers: mine.askers.iter().map(|plan| Asker::new(*plan)).collect(),
+            watchers: mine.watchers.iter().map(|plan| Watcher::new(*plan)).collect(),
             plan: mine,
             dead: false,
             closing: false,
@@ -204,7 +217,8 @@ impl Client {
         let publishers = self.publishers.iter().filter_map(|p| p.next(now));
         let subscribers = self.subscribers.iter().filter_map(|s| s.next(now));
         let askers = self.askers.iter().filter_map(|asker| asker.next(now));
-        let timers = redial.chain(renew).chain(publishers).chain(subscribers).chain(askers);
+        let watchers = self.watchers.iter().filter_map(|watcher| watcher.next(now));
+        let timers = redial.chain(renew).chain(publishers).chain(subscribers).chain(askers).chain(watchers);
         timers.chain(self.quic.next_timeout()).min()
     }
 
@@ -245,6 +259,7 @@ impl Client {
             subscriber.broken(around.model);
         }
         self.askers.iter_mut().for_each(|asker| asker.lost(around));
+        self.watchers.iter_mut().for_each(|watcher| watcher.end(around));
     }
 
     /// Closes its connections in order; it goes on answering until they are gone.
@@ -329,7 +344,7 @@ impl Client {
     }
 
     fn rights(&self, subject: &str, expires_s: u64) -> String {
-        match self.askers.is_empty() {
+        match self.askers.is_empty() && self.watchers.is_empty() {
             true => Credentials::get().token(subject, expires_s),
             false => Credentials::get().token_for(subject, expires_s, &ASKS_RIGHTS),
         }
@@ -417,6 +432,9 @@ impl Client {
         for asker in self.askers.iter_mut().filter(|asker| asker.wire.is_some_and(|w| w.0 == conn)) {
             asker.lost(around);
         }
+        for watcher in self.watchers.iter_mut().filter(|watcher| watcher.is_of(conn)) {
+            watcher.lost(around.now + REDIAL, around);
+        }
     }
 
     /// Reads every stream that may be read.
@@ -435,7 +453,17 @@ impl Client {
                     }
                     ReadOutcome::Finished => {
                         self.readable.remove(&key);
-                        self.finished(key)?;
+                        self.finished(key, around)?;
+                    }
+                    // It did not read, and its last frame could not say so.
+                    ReadOutcome::Reset(code)
+                        if code.into_inner() == RESET_LAGGED && self.watcher_of(key).is_some() =>
+                    {
+                        if let Some(at) = self.watcher_of(key) {
+                            self.watchers[at].lost(around.now + REDIAL, around);
+                        }
+                        self.readable.remove(&key);
+                        self.wires.remove(&key);
                     }
                     ReadOutcome::Reset(code) => return Err(format!("{key:?} was reset with {code}")),
                     ReadOutcome::Gone => {
@@ -452,15 +480,21 @@ impl Client {
         let Some(wire) = self.wires.get(&key).filter(|_| self.readable.contains(&key)) else { return false };
         match wire.role {
             Role::Publish(p) => !wire.ready || self.publishers[p].reads(now),
-            Role::Events(Some(id)) => self.subscribers.iter().any(|s| s.is_called(id) && s.reads(now)),
-            Role::Ask(_) | Role::Requests(_) | Role::Renew | Role::Events(None) => true,
+            Role::Events(Some(id)) => {
+                self.subscribers.iter().any(|s| s.is_called(id) && s.reads(now))
+                    || self.watchers.iter().any(|w| w.is_called(id) && w.reads(now))
+            }
+            Role::Ask(_) | Role::Watch(_) | Role::Requests(_) | Role::Renew | Role::Events(None) => true,
         }
     }
 
     fn frames(&mut self, key: WireKey, around: &mut Surroundings<'_>) -> Result<(), String> {
         while let Some(wire) = self.wires.get_mut(&key) {
-            if matches!(wire.role, Role::Events(Some(id)) if !self.subscribers.iter().any(|s| s.is_called(id)))
-            {
+            let called = |id| {
+                self.subscribers.iter().any(|s| s.is_called(id))
+                    || self.watchers.iter().any(|w| w.is_called(id))
+            };
+            if matches!(wire.role, Role::Events(Some(id)) if !called(id)) {
                 return Ok(()); // until the answer is there
             }
             let next = wire.reader.next().map_err(|error| format!("{key:?}: {error}"))?;
@@ -476,12 +510,11 @@ impl Client {
                 Role::Requests(at) => self.askers[at].answer(&frame, around)?,
                 Role::Ask(s) => {
                     self.subscribers[s].answer(&frame, around)?;
-                    // Events that were faster than the answer.
-                    let called = self.subscribers[s].id();
-                    let waits = |w: &Wire| called.is_some() && w.role == Role::Events(called);
-                    if let Some(events) = self.wires.iter().find(|(_, w)| waits(w)).map(|(key, _)| *key) {
-                        self.frames(events, around)?;
-                    }
+                    self.early_events(self.subscribers[s].id(), around)?;
+                }
+                Role::Watch(at) => {
+                    self.watchers[at].answer(&frame, around)?;
+                    self.early_events(self.watchers[at].id(), around)?;
                 }
                 Role::Renew => return Err("an answer nobody asked for".to_owned()),
                 Role::Events(None) => {
@@ -492,14 +525,30 @@ impl Client {
                     wire.role = Role::Events(Some(id));
                 }
                 Role::Events(Some(id)) => {
-                    let Some(subscriber) = self.subscribers.iter_mut().find(|s| s.is_called(id)) else {
-                        return Ok(());
-                    };
-                    subscriber.event(&frame, around)?;
+                    if let Some(watcher) = self.watchers.iter_mut().find(|w| w.is_called(id)) {
+                        watcher.event(&frame, around)?;
+                    } else if let Some(subscriber) = self.subscribers.iter_mut().find(|s| s.is_called(id)) {
+                        subscriber.event(&frame, around)?;
+                    }
                 }
             }
         }
         Ok(())
+    }
+
+    /// Events that were faster than the answer.
+    fn early_events(&mut self, called: Option<u64>, around: &mut Surroundings<'_>) -> Result<(), String> {
+        let waits = |wire: &Wire| called.is_some() && wire.role == Role::Events(called);
+        match self.wires.iter().find(|(_, wire)| waits(wire)).map(|(key, _)| *key) {
+            Some(events) => self.frames(events, around),
+            None => Ok(()),
+        }
+    }
+
+    /// The watch whose events come on a stream.
+    fn watcher_of(&self, key: WireKey) -> Option<usize> {
+        let Role::Events(Some(id)) = self.wires.get(&key)?.role else { return None };
+        self.watchers.iter().position(|watcher| watcher.is_called(id))
     }
 
     fn auth_answer(
@@ -527,6 +576,10 @@ impl Client {
                         wire.fin = true;
                     }
                     Role::Requests(at) => self.askers[at].ready(),
+                    Role::Watch(at) => {
+                        self.watchers[at].ask(&mut wire.out, around);
+                        wire.fin = true;
+                    }
                     Role::Renew => wire.fin = true,
                     Role::Events(_) => {}
                 }
@@ -555,6 +608,7 @@ impl Client {
                     Role::Publish(p) => self.publishers[p].refused(at, around.model),
                     Role::Ask(s) => self.subscribers[s].refused(at, around.model),
                     Role::Requests(at) => self.askers[at].lost(around),
+                    Role::Watch(w) => self.watchers[w].lost(around.now + REDIAL * 3, around),
                     Role::Renew | Role::Events(_) => {}
                 }
                 Ok(())
@@ -564,7 +618,8 @@ impl Client {
     }
 
     /// The broker ended its half.
-    fn finished(&mut self, key: WireKey) -> Result<(), String> {
+    fn finished(&mut self, key: WireKey, around: &mut Surroundings<'_>) -> Result<(), String> {
+        let watcher = self.watcher_of(key);
         let Some(wire) = self.wires.remove(&key) else { return Ok(()) };
         if wire.reader.is_mid_frame() {
             return Err(format!("{key:?} ends inside a frame"));
@@ -575,7 +630,11 @@ impl Client {
             Role::Requests(at) if self.askers[at].wire != Some(key) => Ok(()),
             Role::Requests(at) => self.askers[at].finished(wire.done),
             Role::Ask(s) if self.subscribers[s].is_asking(key) => Err("no answer to a subscribe".to_owned()),
-            Role::Ask(_) | Role::Renew | Role::Events(None) => Ok(()),
+            Role::Watch(at) if self.watchers[at].is_asking(key) => Err("no answer to a watch".to_owned()),
+            Role::Events(_) if watcher.is_some() => {
+                watcher.map_or(Ok(()), |at| self.watchers[at].finished(around))
+            }
+            Role::Ask(_) | Role::Watch(_) | Role::Renew | Role::Events(None) => Ok(()),
             Role::Events(Some(id)) => match self.subscribers.iter_mut().find(|s| s.is_called(id)) {
                 Some(_) => Err("an event stream ends without a last frame".to_owned()),
                 None => Ok(()),
@@ -602,6 +661,13 @@ impl Client {
                 && let Some(key) = self.open(Role::Ask(at), around)
             {
                 self.subscribers[at].asking(key);
+            }
+        }
+        for at in 0..self.watchers.len() {
+            if self.watchers[at].wants_stream(around.now)
+                && let Some(key) = self.open(Role::Watch(at), around)
+            {
+                self.watchers[at].asking(key);
             }
         }
         for at in 0..self.publishers.len() {

@@ -229,8 +229,15 @@ impl World {
         subscribers: Vec<SubscriberPlan>,
         askers: Vec<AskerPlan>,
     ) {
-        let plan =
-            ClientPlan { ours: true, publishers, subscribers, askers, token_life_s: 1_000, renews: true };
+        let plan = ClientPlan {
+            ours: true,
+            publishers,
+            subscribers,
+            askers,
+            watchers: Vec::new(),
+            token_life_s: 1_000,
+            renews: true,
+        };
         self.plan.clients.push(plan);
         let index = self.clients.len();
         let mut client = Client::new(index, &self.plan, self.zero, self.broker.addr, &mut self.shared.rng);
@@ -272,7 +279,7 @@ impl World {
     /// Every key and counter is read, and every group finishes what there is.
     fn ask_all(&mut self) -> Result<(), String> {
         let Some(asks) = &self.plan.asks else { return Ok(()) };
-        let askers = last_askers(asks, self.now);
+        let askers = last_askers(asks, &self.shared.caches_gone, &self.there(), self.now);
         self.probe(Vec::new(), Vec::new(), askers);
         self.come_to_rest()
     }

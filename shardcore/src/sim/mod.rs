@@ -25,6 +25,7 @@ mod subscriber;
 #[cfg(test)]
 mod tests;
 mod trace;
+mod watcher;
 mod world;
 
 pub use plan::{Kind, Plan};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use felix_runtime::clock::Tick;
 use felix_runtime::sim::{Faults, SimRng};
 
-use super::ask_plan::{self, AskPlan, AskerPlan};
+use super::ask_plan::{self, AskPlan, AskerPlan, WatchPlan};
 use super::storage_plan::StoragePlan;
 use crate::snapshot::{CoreLimits, SlowSubscriber};
 
@@ -41,6 +41,13 @@ pub enum Happening {
         cache: usize,
         shard: u32,
         core: u16,
+    },
+    DeleteCache {
+        cache: usize,
+    },
+    /// One that was deleted gets its name again, as another life.
+    CreateCache {
+        cache: usize,
     },
 }
 
@@ -100,6 +107,8 @@ pub struct ClientPlan {
     pub subscribers: Vec<SubscriberPlan>,
     /// Streams of requests about caches, counters and groups.
     pub askers: Vec<AskerPlan>,
+    /// Watches of caches.
+    pub watchers: Vec<WatchPlan>,
     /// Life of its tokens, and whether it fetches new ones in time.
     pub token_life_s: u64,
     pub renews: bool,
@@ -330,6 +339,7 @@ fn client(rng: &mut SimRng, plan: &Plan, (stalls, deaf, expiry): (bool, bool, bo
         publishers,
         subscribers,
         askers: Vec::new(),
+        watchers: Vec::new(),
         token_life_s: if expiry { 2 + rng.below(3) } else { 1_000 },
         renews: on(rng),
     }

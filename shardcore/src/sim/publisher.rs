@@ -444,7 +444,8 @@ fn key_of(shard: u32, shards: u32) -> String {
     (0..).map(|i| format!("k{i}")).find(routes).unwrap_or_default()
 }
 
-fn record(id: RecordId, shard: ShardKey, len: usize) -> Vec<u8> {
+/// The bytes of a record, at least [`RECORD_HEAD`].
+pub fn record(id: RecordId, shard: ShardKey, len: usize) -> Vec<u8> {
     let mut payload = Vec::with_capacity(len);
     payload.extend_from_slice(&id.lane.to_be_bytes());
     payload.extend_from_slice(&id.seq.to_be_bytes());

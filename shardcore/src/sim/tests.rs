@@ -108,7 +108,7 @@ fn seeds_that_failed_once_do_not_fail_again() {
 
 /// One of these seeds finds each planted defect. A range that begins later than 0 saves time: the first that finds a failed
 /// write that is ignored is 264.
-const FOUND_BY: [(Defect, Kind, Range<u64>); 15] = [
+const FOUND_BY: [(Defect, Kind, Range<u64>); 21] = [
     (Defect::AckBeforeSync, Kind::Durable, 0..10),
     (Defect::SpillNotSynced, Kind::Durable, 0..10),
     (Defect::FailedWriteIgnored, Kind::Durable, 260..270),
@@ -124,6 +124,12 @@ const FOUND_BY: [(Defect, Kind, Range<u64>); 15] = [
     (Defect::AddCountedTwice, Kind::Asks, 20..30),
     (Defect::AckForgotten, Kind::Asks, 0..10),
     (Defect::ClaimNotHeld, Kind::Asks, 0..10),
+    (Defect::NamesakeLog, Kind::Asks, 0..40),
+    (Defect::WatchGap, Kind::Asks, 0..40),
+    (Defect::ValueNotListed, Kind::Asks, 0..40),
+    (Defect::SeekForgotten, Kind::Asks, 0..40),
+    (Defect::ReclaimTakesAll, Kind::Asks, 0..40),
+    (Defect::CommitHalf, Kind::Asks, 0..40),
 ];
 
 #[test]
@@ -160,6 +166,7 @@ fn stalled_shard(publishers: Vec<PublisherPlan>) -> Plan {
         publishers,
         subscribers,
         askers: Vec::new(),
+        watchers: Vec::new(),
         token_life_s: 1_000,
         renews: false,
     };

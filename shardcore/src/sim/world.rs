@@ -59,6 +59,10 @@ pub(super) struct Shared {
     pub deleted: Vec<bool>,
     pub gone: Vec<bool>,
     pub lives: Vec<u64>,
+    /// The same of caches.
+    caches_deleted: Vec<bool>,
+    pub caches_gone: Vec<bool>,
+    cache_lives: Vec<u64>,
     generations: Vec<Vec<u64>>,
     pub excuses: Excuses,
 }
@@ -79,6 +83,9 @@ impl Shared {
             generations: &self.generations,
             lives: &self.lives,
             gone: &self.gone,
+            caches_deleted: &self.caches_deleted,
+            caches_gone: &self.caches_gone,
+            cache_lives: &self.cache_lives,
             excuses: &self.excuses,
         }
     }
@@ -107,17 +114,21 @@ impl World {
         let clients =
             (0..plan.clients.len()).map(|i| Client::new(i, &plan, zero, broker.addr, &mut rng)).collect();
         let streams = plan.shards.len();
+        let caches = plan.asks.as_ref().map_or(Vec::new(), |asks| asks.caches.clone());
         let net = SimNet::new(rng.next_u64(), plan.faults);
         let shared = Shared {
             rng,
             model: Model::new(plan.storage.is_some()),
-            histories: Histories::default(),
+            histories: Histories::new(&caches, plan.asks.as_ref().map_or(0, |asks| asks.keys)),
             trace: Trace::default(),
             shards: plan.shards.clone(),
             heal_at: plan.heal_at,
             deleted: vec![false; streams],
             gone: vec![false; streams],
             lives: vec![1; streams],
+            caches_deleted: vec![false; caches.len()],
+            caches_gone: vec![false; caches.len()],
+            cache_lives: vec![1; caches.len()],
             generations: plan.shards.iter().map(|n| vec![1; *n as usize]).collect(),
             excuses: Excuses::new(&plan),
         };
@@ -253,6 +264,7 @@ impl World {
             self.shared.histories.void_claims(self.now);
         } else {
             self.shared.model.agreed(self.now);
+            self.shared.histories.agreed(self.now);
             self.lives_agreed();
         }
         for client in &mut self.clients {
@@ -290,6 +302,21 @@ impl World {
                 );
                 self.broker.move_cache(self.now, (cache, shard), core);
                 self.shared.excuses.unsettled = true;
+            }
+            Happening::DeleteCache { cache } => {
+                self.shared.trace.note(self.now, "delete cache", [cache as u64, 0, 0]);
+                if self.broker.delete_cache(self.now, cache) {
+                    self.shared.histories.cache_deleted(cache, self.now);
+                    (self.shared.caches_deleted[cache], self.shared.caches_gone[cache]) = (true, true);
+                    self.shared.excuses.unsettled = true;
+                }
+            }
+            Happening::CreateCache { cache } => {
+                self.shared.trace.note(self.now, "create cache", [cache as u64, 0, 0]);
+                if let Some(life) = self.broker.create_cache(self.now, cache) {
+                    self.shared.cache_lives[cache] = life;
+                    self.shared.caches_gone[cache] = false;
+                }
             }
             Happening::Delete { stream } => self.delete(stream),
             Happening::Pause { core, time } => {
@@ -351,6 +378,9 @@ impl World {
             }
             if let Some(at) = client.subscribers.iter().position(|s| s.is_reading(&self.shared.model)) {
                 return Some(format!("client {}: subscription {at} is behind", client.index));
+            }
+            if let Some(watcher) = client.watchers.iter().find(|watcher| watcher.is_pending()) {
+                return Some(format!("client {}: {watcher:?} is not there", client.index));
             }
             if !client.is_written() {
                 return Some(format!("client {}: not everything is written", client.index));

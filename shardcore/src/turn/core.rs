@@ -313,11 +313,17 @@ impl Core {
         true
     }
 
+    /// It is `unix_ms` milliseconds since 1970. To be called before messages are taken that came while the core slept: what
+    /// they ask for happens now, not at the time of the last turn.
+    pub fn set_time(&mut self, unix_ms: u64) {
+        self.unix_s = unix_ms / 1_000;
+        self.unix_ms = unix_ms;
+    }
+
     /// Runs everything that is due, within the turn's budget. True when there is more to do at once. `unix_ms`:
     /// milliseconds since 1970.
     pub fn turn(&mut self, now: Tick, unix_ms: u64) -> bool {
-        self.unix_s = unix_ms / 1_000;
-        self.unix_ms = unix_ms;
+        self.set_time(unix_ms);
         self.counters.add(Counter::Turns, 1);
         self.quic.handle_timeouts(now);
         self.handle_events(now);

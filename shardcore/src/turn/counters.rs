@@ -61,6 +61,7 @@ counters! {
     CacheShards Gauge "cache_shards" "Shards of caches served.";
     CacheKeys Gauge "cache_keys" "Keys with a value in them.";
     CacheBytes Gauge "cache_memory_bytes" "Bytes of memory of their keys, values and counters.";
+    ShardsUnread Gauge "shards_unread" "Shards of caches, and of streams with groups, that are not served because a log beside them cannot be read.";
     Groups Gauge "groups" "Consumer groups in memory.";
     GroupPolls Gauge "group_polls_waiting" "Polls of them that wait or are being read for.";
     Watches Gauge "cache_watches" "Live watches of caches.";

@@ -177,6 +177,9 @@ impl Core {
         let (groups, polls) = counts.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
         self.counters.set(Counter::Groups, groups as u64);
         self.counters.set(Counter::GroupPolls, polls as u64);
+        let unread = self.caches.values().filter(|cache| cache.is_unread()).count()
+            + self.groups.values().filter(|groups| groups.is_unread()).count();
+        self.counters.set(Counter::ShardsUnread, unread as u64);
         self.route_outputs(now);
     }
 }

@@ -186,6 +186,7 @@ fn run(mut core: Core, mut io: CoreIo, mut links: Links, mut disks: Option<Disks
             core.handle_datagram(now, Datagram { remote, local_ip, ecn, data });
         });
         let drained = received.as_ref().map_or(true, |r| r.drained);
+        core.set_time(io.clock().unix_micros() / 1_000);
         let goes_on = links.receive(&mut core, &mut disks, now);
         let more = turn(&mut core, &mut io, &mut disks);
         let sent_all = transmit(&mut core, &mut io, &mut batch);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use felix_logstore::record::Batch;
+use felix_runtime::planted::{self, Defect};
 use felix_wire::id::Offset;
 
 use super::event::{KeyEvent, event_cost};
@@ -121,6 +122,9 @@ impl CacheCore {
             return Ok(());
         };
         if !interest.covers(key) || entry.version >= resume || entry.expiry.is_past(self.clock.last()) {
+            return Ok(());
+        }
+        if planted::is(Defect::ValueNotListed) && number == 0 {
             return Ok(());
         }
         let in_memory = matches!(self.keeping, Keeping::Memory { .. });

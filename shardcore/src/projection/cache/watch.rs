@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use felix_logstore::record::{Batch, BatchKind};
+use felix_runtime::planted::{self, Defect};
 use felix_wire::id::Offset;
 
 use super::event::KeyEvent;
@@ -324,7 +325,8 @@ impl Watches {
                 return;
             };
             if watch.is_full() {
-                watch.phase = Phase::Behind { next: at, asked: false };
+                let next = if planted::is(Defect::WatchGap) { Offset(at.0 + 1) } else { at };
+                watch.phase = Phase::Behind { next, asked: false };
                 overrun.push(id);
             } else {
                 *queued_bytes += watch.push(event.get_or_insert_with(make).clone());

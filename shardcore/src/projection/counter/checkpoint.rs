@@ -1,11 +1,12 @@
 //! Making the log of counters shorter: counters whose newest record lies in its sealed segments get a checkpoint at its
 //! end, then those segments go. Sans-io. Scope: one [`Checkpointing`] per counter shard with a log.
-//! Invariants: nothing goes before every counter has a record elsewhere on the device, and so have the producers.
+//! Invariants: nothing goes before every counter has a record elsewhere on the device, and so have the producers and the
+//! answers of their adds.
 //! Not here: the pace (`turn::compacting`), removing segments (`shard`).
 
 use felix_wire::id::Offset;
 
-use super::{Change, CounterCore, Draft, RECORD_OVERHEAD_BYTES, add_len};
+use super::{ANSWER_BYTES, Change, CounterCore, Draft, RECORD_OVERHEAD_BYTES, add_len};
 use crate::projection::cache::compact::{LogShape, Threshold};
 
 /// Counters looked at in one step, and checkpoints made.
@@ -13,6 +14,7 @@ const STEP_SLOTS: u32 = 16_384;
 const STEP_DRAFTS: usize = 4_096;
 /// Bytes of the checkpoints of one step, at which it ends: no add waits long behind them.
 const STEP_BYTES: u64 = 256 << 10;
+const STEP_ANSWERS: usize = STEP_BYTES as usize / ANSWER_BYTES;
 
 /// What is to be done.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,22 +31,29 @@ pub enum CounterStep {
     Trim { start: Offset },
 }
 
+/// How far it is: counters first, then producers, then answers.
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    slot: u32,
+    producers_done: bool,
+    answer: Offset,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Run {
     end: Offset,
     /// Where the last step began, and where the next does.
-    step_slot: u32,
-    next_slot: u32,
+    step: Place,
+    next: Place,
     /// Of the checkpoints of the last step.
     step_bytes: u64,
-    producers_done: bool,
     /// Everything claimed when the last of them was, once it was.
     durable: Option<Offset>,
 }
 
 impl Run {
     fn new(end: Offset) -> Run {
-        Run { end, step_slot: 0, next_slot: 0, step_bytes: 0, producers_done: false, durable: None }
+        Run { end, step: Place::default(), next: Place::default(), step_bytes: 0, durable: None }
     }
 }
 
@@ -82,21 +91,21 @@ impl CounterCore {
 
     fn next_checkpoints(&self, run: &mut Run) -> Vec<Draft> {
         let mut drafts = Vec::new();
-        run.step_slot = run.next_slot;
-        let last = self.table.slots().min(run.next_slot.saturating_add(STEP_SLOTS));
-        while run.next_slot < last && drafts.len() < STEP_DRAFTS && run.step_bytes < STEP_BYTES {
-            if let Some((key, sum)) = self.table.at(run.next_slot).filter(|(_, sum)| sum.record < run.end) {
+        run.step = run.next;
+        let last = self.table.slots().min(run.next.slot.saturating_add(STEP_SLOTS));
+        while run.next.slot < last && drafts.len() < STEP_DRAFTS && run.step_bytes < STEP_BYTES {
+            if let Some((key, sum)) = self.table.at(run.next.slot).filter(|(_, sum)| sum.record < run.end) {
                 run.step_bytes += add_len(key.len()) as u64 + RECORD_OVERHEAD_BYTES;
                 let change = Change::Checkpoint { key: key.into(), sum: sum.claimed };
                 drafts.push(Draft { change, number: None });
             }
-            run.next_slot += 1;
+            run.next.slot += 1;
         }
-        if !drafts.is_empty() || run.next_slot < self.table.slots() {
+        if !drafts.is_empty() || run.next.slot < self.table.slots() {
             return drafts;
         }
-        if !run.producers_done {
-            run.producers_done = true;
+        if !run.next.producers_done {
+            run.next.producers_done = true;
             if self.producers.producers() > 0 {
                 let mut snapshot = Vec::new();
                 self.producers.encode(self.claimed_end, &mut snapshot);
@@ -105,6 +114,14 @@ impl CounterCore {
                 return drafts;
             }
         }
+        // Behind the producers: what they say decides which answers are kept. The record of a later add has its own.
+        let (answers, next) = self.answers.page(run.next.answer, run.end, STEP_ANSWERS);
+        run.next.answer = next;
+        if !answers.is_empty() {
+            run.step_bytes = (answers.len() * ANSWER_BYTES) as u64;
+            drafts.push(Draft { change: Change::Answers { answers }, number: None });
+            return drafts;
+        }
         run.durable.get_or_insert(self.claimed_end);
         drafts
     }
@@ -112,8 +129,7 @@ impl CounterCore {
     /// There was no room for the drafts of the last step.
     pub fn checkpoints_put_off(&mut self) {
         if let Some(run) = &mut self.checkpointing.run {
-            // Only the last step has the producers, and its slots are all behind.
-            (run.next_slot, run.step_bytes, run.producers_done) = (run.step_slot, 0, false);
+            (run.next, run.step_bytes) = (run.step, 0);
         }
     }
 

@@ -6,6 +6,7 @@
 //! the answer of the first time; what is settled is the same whether it was claimed here or replayed (`tests.rs`).
 //! Not here: claiming offsets and answering (`shard`).
 
+mod answers;
 mod checkpoint;
 pub mod record;
 #[cfg(test)]
@@ -21,14 +22,13 @@ use felix_wire::id::{Offset, ProducerId, Sequence};
 use crate::projection::keys::{KEY_OVERHEAD_BYTES, KEYS_MAX, KeyTable, Slot};
 use crate::projection::producer::{Numbered, PRODUCER_BYTES_MAX, ProducerCore, Verdict};
 use crate::projection::record::{BadRecord, KEY_BYTES_MAX, RecordFault};
+use answers::Answers;
 use checkpoint::Checkpointing;
 pub use checkpoint::CounterStep;
-use record::{CounterRecord, add_len, digest};
+use record::{ANSWER_BYTES, AnswerBytes, CounterRecord, add_len, digest};
 
 /// What a counter costs in memory beside its key.
 pub const COUNTER_BYTES: usize = KEY_OVERHEAD_BYTES + size_of::<Sum>();
-/// Answers of numbered adds that are kept; of older ones the log tells.
-const ANSWERS_MAX: usize = 16_384;
 /// Bytes of the log per record beside its payload.
 const RECORD_OVERHEAD_BYTES: u64 = 12;
 
@@ -68,6 +68,7 @@ enum Change {
     Add { key: Box<[u8]>, delta: i64, sum: i64 },
     Checkpoint { key: Box<[u8]>, sum: i64 },
     Producers { snapshot: Vec<u8> },
+    Answers { answers: Vec<AnswerBytes> },
 }
 
 impl Draft {
@@ -80,6 +81,7 @@ impl Draft {
             }
             Change::Checkpoint { key, sum } => CounterRecord::Checkpoint { key, sum: *sum }.encode(out),
             Change::Producers { snapshot } => CounterRecord::Producers { snapshot }.encode(out),
+            Change::Answers { answers } => CounterRecord::Answers { answers }.encode(out),
         }
     }
 
@@ -92,7 +94,7 @@ impl Draft {
     pub fn sum(&self) -> i64 {
         match self.change {
             Change::Add { sum, .. } | Change::Checkpoint { sum, .. } => sum,
-            Change::Producers { .. } => 0,
+            Change::Producers { .. } | Change::Answers { .. } => 0,
         }
     }
 }
@@ -114,41 +116,22 @@ pub enum AddRefused {
     Number(Verdict),
 }
 
-/// The sum that a numbered add was answered with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
-    Known(i64),
-    /// Its record says it: see [`sum_of`]. When the log does not have it any more the sequence has expired.
-    InLog(Offset),
-    /// Too long ago, and there is no log: refuse as expired.
-    Forgotten,
-}
-
 /// What to do with a numbered add.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NumberedAdd {
     Append(Draft),
-    /// It counts already. Answer when the settled end has reached `after`.
+    /// It counts already, and was answered `sum`. Answer when the settled end has reached `after`. Without a sum refuse it as
+    /// expired: the log was compacted by a version that let go of answers.
     Again {
-        answer: Answer,
+        sum: Option<i64>,
         after: Offset,
     },
 }
 
-/// The sum in the record of an add that was read from the log.
-///
-/// # Errors
-/// When it is not the record of an add.
-pub fn sum_of(payload: &[u8]) -> Result<i64, RecordFault> {
-    match CounterRecord::decode(payload)? {
-        CounterRecord::Add { sum, .. } => Ok(sum),
-        _ => Err(RecordFault::Malformed("not an add")),
-    }
-}
-
 /// See the module.
 ///
-/// Memory: a counter costs its key and [`COUNTER_BYTES`], producers what [`ProducerCore`] says, answers 256 KiB.
+/// Memory: a counter costs its key and [`COUNTER_BYTES`], producers what [`ProducerCore`] says, and an answer less than 40
+/// bytes for each of their batches: less than 10 MiB when there are as many as it remembers.
 #[derive(Debug)]
 pub struct CounterCore {
     keeping: Keeping,
@@ -156,8 +139,7 @@ pub struct CounterCore {
     /// Sums by the offset at which they become settled.
     pending: VecDeque<(Offset, Slot, i64)>,
     producers: ProducerCore,
-    /// Of numbered adds, by offset.
-    answers: VecDeque<(Offset, i64)>,
+    answers: Answers,
     checkpointing: Checkpointing,
     settled_end: Offset,
     claimed_end: Offset,
@@ -171,7 +153,7 @@ impl CounterCore {
             table: KeyTable::new(),
             pending: VecDeque::new(),
             producers: ProducerCore::new(),
-            answers: VecDeque::new(),
+            answers: Answers::default(),
             checkpointing: Checkpointing::default(),
             settled_end: start,
             claimed_end: start,
@@ -200,11 +182,12 @@ impl CounterCore {
         self.settled_end
     }
 
-    /// Bytes of the log that the newest record of every counter takes, and what is known of producers at most.
+    /// Bytes of the log that the newest record of every counter takes, what is known of producers at most, and answers.
     pub fn live_bytes(&self) -> u64 {
         let each = add_len(0) as u64 + RECORD_OVERHEAD_BYTES;
         let producers = self.producers.producers() as u64 * PRODUCER_BYTES_MAX;
-        self.table.len() as u64 * each + self.table.key_bytes() as u64 + producers
+        let answers = (self.answers.len() * ANSWER_BYTES) as u64;
+        self.table.len() as u64 * each + self.table.key_bytes() as u64 + producers + answers
     }
 
     /// Bytes of memory that the counters take.
@@ -257,17 +240,9 @@ impl CounterCore {
                 self.add(key, delta).map(NumberedAdd::Append)
             }
             Verdict::Duplicate { base, end, .. } => {
-                Ok(NumberedAdd::Again { answer: self.answer_at(base), after: end })
+                Ok(NumberedAdd::Again { sum: self.answers.get(base), after: end })
             }
             refused => Err(AddRefused::Number(refused)),
-        }
-    }
-
-    fn answer_at(&self, base: Offset) -> Answer {
-        match self.answers.binary_search_by_key(&base, |(at, _)| *at) {
-            Ok(found) => self.answers.get(found).map_or(Answer::Forgotten, |(_, sum)| Answer::Known(*sum)),
-            Err(_) if self.keeping == Keeping::Logged => Answer::InLog(base),
-            Err(_) => Answer::Forgotten,
         }
     }
 
@@ -290,9 +265,10 @@ impl CounterCore {
     pub fn claimed(&mut self, draft: Draft, at: Offset) {
         assert!(at >= self.claimed_end, "adds are claimed in offset order");
         self.claimed_end = Offset(at.0 + 1);
+        let draft_sum = draft.sum();
         let Draft { change, number } = draft;
         if let Some(number) = number {
-            self.producers.claimed(&number, at);
+            self.answers.claimed(&mut self.producers, &number, (at, draft_sum));
         }
         match change {
             Change::Add { key, delta, sum } => {
@@ -304,9 +280,6 @@ impl CounterCore {
                 assert_eq!(known.claimed.checked_add(delta), Some(sum), "a draft is claimed before the next");
                 (known.claimed, known.record) = (sum, at);
                 self.pending.push_back((at, slot, sum));
-                if number.is_some() {
-                    self.remember_answer(at, sum);
-                }
             }
             Change::Checkpoint { key, sum } => {
                 let slot = self.table.find(&key).expect("a counter is never removed");
@@ -314,7 +287,7 @@ impl CounterCore {
                 assert_eq!(known.claimed, sum, "a draft is claimed before the next");
                 known.record = at;
             }
-            Change::Producers { .. } => {}
+            Change::Producers { .. } | Change::Answers { .. } => {}
         }
     }
 
@@ -328,13 +301,6 @@ impl CounterCore {
         self.claimed(draft, at);
         self.settle(self.claimed_end);
         sum
-    }
-
-    fn remember_answer(&mut self, at: Offset, sum: i64) {
-        if self.answers.len() >= ANSWERS_MAX {
-            self.answers.pop_front();
-        }
-        self.answers.push_back((at, sum));
     }
 
     /// Everything below `end` is settled.
@@ -383,6 +349,11 @@ impl CounterCore {
                 let decoded = ProducerCore::decode(snapshot);
                 let (producers, _) = decoded.map_err(|_| RecordFault::Malformed("producers"))?;
                 self.producers = producers;
+                self.answers.replay_producers(&self.producers);
+                return Ok(());
+            }
+            CounterRecord::Answers { answers } => {
+                self.answers.replay_answers(answers);
                 return Ok(());
             }
         };
@@ -401,8 +372,8 @@ impl CounterCore {
         }
         if let Some((producer, sequence)) = producer {
             let digest = digest(key, delta);
-            self.producers.replay(&Numbered { producer, sequence, count: NonZeroU32::MIN, digest }, at);
-            self.remember_answer(at, sum);
+            let number = Numbered { producer, sequence, count: NonZeroU32::MIN, digest };
+            self.answers.replay(&mut self.producers, &number, (at, sum));
         }
         Ok(())
     }

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use felix_runtime::sim::SimRng;
 
+use super::record::{answer_bytes, answer_of};
 use super::*;
 use crate::projection::cache::compact::LogShape;
 use crate::projection::producer::ProducerIds;
@@ -57,11 +58,7 @@ impl Logged {
                 self.settle();
                 Ok((sum, true))
             }
-            NumberedAdd::Again { answer: Answer::Known(sum), .. } => Ok((sum, false)),
-            NumberedAdd::Again { answer: Answer::InLog(at), .. } => {
-                Ok((sum_of(&self.log.record(at).expect("it is in the log")).unwrap(), false))
-            }
-            NumberedAdd::Again { answer: Answer::Forgotten, .. } => panic!("there is a log"),
+            NumberedAdd::Again { sum, .. } => Ok((sum.expect("its answer is known"), false)),
         }
     }
 
@@ -156,8 +153,7 @@ fn a_numbered_add_counts_once_and_is_answered_as_the_first_time_also_after_compa
     counters.compact(32);
     assert!(counters.log.start > Offset(500), "the add itself is gone from the log");
     for counters in [&mut counters.rebuilt(), &mut counters] {
-        let again = counters.core.add_numbered((ProducerId(1), Sequence(0)), b"k", 5);
-        assert!(matches!(again, Ok(NumberedAdd::Again { .. })), "{again:?}");
+        assert_eq!(counters.add_numbered((1, 0), b"k", 5), Ok((5, false)), "as the first time");
         assert_eq!(counters.add_numbered((1, 1), b"k", 1), Ok((106, true)));
         assert_eq!(counters.sums(), BTreeMap::from([(b"k".to_vec(), 106), (b"other".to_vec(), 1_000)]));
     }
@@ -171,23 +167,68 @@ fn an_add_in_flight_that_is_sent_again_waits_for_the_first() {
         panic!("the first")
     };
     let at = counters.claim(draft);
-    let again = NumberedAdd::Again { answer: Answer::Known(5), after: Offset(at.0 + 1) };
+    let again = NumberedAdd::Again { sum: Some(5), after: Offset(at.0 + 1) };
     assert_eq!(counters.core.add_numbered(number, b"k", 5), Ok(again));
 }
 
 #[test]
-fn answers_that_memory_has_let_go_are_in_the_log() {
+fn every_add_that_is_remembered_keeps_its_answer_through_compaction_and_restarts() {
+    const PRODUCERS: u64 = 4_096;
     let mut counters = Logged::new();
-    assert_eq!(counters.add_numbered((1, 0), b"k", 5), Ok((5, true)));
     let mut ids = ProducerIds::new(1, felix_wire::id::CoreId(0));
-    let others: Vec<u64> = (0..4_000).map(|_| ids.take().0).collect();
-    for sequence in 0..5 {
-        for other in &others {
-            counters.add_numbered((*other, sequence), b"k", 1).unwrap();
+    let others: Vec<u64> = (0..PRODUCERS + 10).map(|_| ids.take().0).collect();
+    let mut sums = BTreeMap::new();
+    for sequence in 0..6 {
+        for other in &others[..PRODUCERS as usize] {
+            let (sum, counted) = counters.add_numbered((*other, sequence), b"k", 1).unwrap();
+            assert!(counted && sums.insert((*other, sequence), sum).is_none());
         }
     }
-    assert_eq!(counters.core.answers.len(), ANSWERS_MAX);
-    assert_eq!(counters.add_numbered((1, 0), b"k", 5), Ok((5, false)));
+    // One that has sent more than is remembered of it, and ten that make room for themselves.
+    for sequence in 6..70 {
+        sums.insert((others[0], sequence), counters.add_numbered((others[0], sequence), b"k", 1).unwrap().0);
+    }
+    for new in &others[PRODUCERS as usize..] {
+        sums.insert((*new, 0), counters.add_numbered((*new, 0), b"k", 1).unwrap().0);
+    }
+    let forgotten = |(producer, sequence): (u64, u64)| {
+        (producer == others[0] && sequence < 6) || others[1..11].contains(&producer)
+    };
+    sums.retain(|number, _| !forgotten(*number));
+    assert_eq!(counters.core.answers.len(), sums.len(), "as many as are remembered");
+    for _ in 0..2 {
+        // What is known of so many producers is long; the log is left alone until it is twice as long.
+        for _ in 0..200_000 {
+            counters.add(b"other", 1).unwrap();
+        }
+        let before = counters.log.start;
+        counters.compact(512);
+        assert!(counters.log.start > before.max(Offset(24_600)), "all of the adds are gone from the log");
+        counters = counters.rebuilt();
+        assert_eq!(counters.core.answers.len(), sums.len());
+        for ((producer, sequence), sum) in &sums {
+            assert_eq!(counters.add_numbered((*producer, *sequence), b"k", 1), Ok((*sum, false)));
+        }
+    }
+}
+
+#[test]
+fn an_add_whose_answer_an_older_version_let_go_is_not_counted_again() {
+    let mut counters = Logged::new();
+    counters.add_numbered((1, 0), b"k", 5).unwrap();
+    let mut snapshot = Vec::new();
+    counters.core.producers.encode(Offset(1), &mut snapshot);
+    let mut log = TestLog::default();
+    for record in
+        [CounterRecord::Checkpoint { key: b"k", sum: 5 }, CounterRecord::Producers { snapshot: &snapshot }]
+    {
+        let mut payload = Vec::new();
+        record.encode(&mut payload);
+        log.append(&[payload], 0);
+    }
+    let counters = Logged { core: CounterCore::new(Keeping::Logged, Offset(0)), log }.rebuilt();
+    let again = counters.core.add_numbered((ProducerId(1), Sequence(0)), b"k", 5);
+    assert_eq!(again, Ok(NumberedAdd::Again { sum: None, after: Offset(1) }));
 }
 
 #[test]
@@ -208,7 +249,12 @@ fn records_are_read_as_they_were_written_and_other_bytes_are_refused() {
         CounterRecord::Add { key: b"key", delta: -1, sum: 41 },
         CounterRecord::Checkpoint { key: b"key", sum: i64::MIN },
         CounterRecord::Producers { snapshot: b"snapshot" },
+        CounterRecord::Answers {
+            answers: &[answer_bytes(Offset(7), -1), answer_bytes(Offset(u64::MAX), i64::MIN)],
+        },
     ];
+    assert_eq!(answer_of(&answer_bytes(Offset(7), -1)), (Offset(7), -1));
+    assert_eq!(answer_of(&answer_bytes(Offset(u64::MAX), i64::MIN)), (Offset(u64::MAX), i64::MIN));
     for record in records {
         let mut bytes = Vec::new();
         record.encode(&mut bytes);
@@ -218,13 +264,14 @@ fn records_are_read_as_they_were_written_and_other_bytes_are_refused() {
         }
     }
     assert_eq!(CounterRecord::decode(&[3]), Err(RecordFault::Version(3)));
-    assert_eq!(CounterRecord::decode(&[1, 4]), Err(RecordFault::Kind(4)));
+    assert_eq!(CounterRecord::decode(&[1, 5]), Err(RecordFault::Kind(5)));
+    assert_eq!(CounterRecord::decode(&[1, 4, 0]), Err(RecordFault::Short));
     let mut rng = SimRng::new(4);
     for _ in 0..100_000 {
         let mut bytes = vec![0; rng.below(40) as usize];
         rng.fill(&mut bytes);
         if let [version, kind, low, high, ..] = bytes.as_mut_slice() {
-            (*version, *kind, *low, *high) = (1, rng.below(5) as u8, rng.below(20) as u8, 0);
+            (*version, *kind, *low, *high) = (1, rng.below(6) as u8, rng.below(20) as u8, 0);
         }
         if let Ok(record) = CounterRecord::decode(&bytes) {
             let mut again = Vec::new();

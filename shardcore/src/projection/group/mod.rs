@@ -278,8 +278,11 @@ impl GroupsCore {
             None => self.add(name, Durable::default()),
         };
         let Some((_, group)) = self.groups.get_mut(at) else { return };
-        let forgotten =
-            |change: &&Change| planted::is(Defect::AckForgotten) && matches!(change, Change::Done { .. });
+        let forgotten = |change: &&Change| match change {
+            Change::Done { .. } => planted::is(Defect::AckForgotten),
+            Change::Position { .. } => planted::is(Defect::SeekForgotten),
+            _ => false,
+        };
         changes.iter().filter(|change| !forgotten(change)).for_each(|change| group.durable.apply(*change));
     }
 

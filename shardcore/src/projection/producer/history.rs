@@ -83,15 +83,17 @@ impl History {
         }
     }
 
-    /// Adds a batch; one that does not follow the newest begins anew. True when something older was forgotten for it.
-    pub fn push(&mut self, sequence: Sequence, batch: Remembered) -> bool {
+    /// Adds a batch; one that does not follow the newest begins anew. True when something older was forgotten for it, whose
+    /// first offsets `forgets` is told.
+    pub fn push(&mut self, sequence: Sequence, batch: Remembered, mut forgets: impl FnMut(Offset)) -> bool {
         if !self.is_next(sequence) {
+            self.iter().for_each(|old| forgets(old.base));
             *self = History::new(sequence, batch);
             return true;
         }
         let full = self.len() >= BATCHES_PER_PRODUCER_MAX;
-        if full {
-            self.older.pop_front();
+        if full && let Some(oldest) = self.older.pop_front() {
+            forgets(oldest.base);
         }
         self.older.push_back(self.newest);
         self.newest = batch;

@@ -236,6 +236,14 @@ impl ProducerCore {
     /// # Panics
     /// When `check` does not say `Append`, or `base` is below the end of a batch claimed before.
     pub fn claimed(&mut self, sent: &Numbered, base: Offset) {
+        self.claimed_for(sent, base, |_| {});
+    }
+
+    /// The same; `forgets` is told the first offset of every batch that made room.
+    ///
+    /// # Panics
+    /// As [`Self::claimed`].
+    pub fn claimed_for(&mut self, sent: &Numbered, base: Offset, forgets: impl FnMut(Offset)) {
         let next = match self.producers.get(&sent.producer) {
             Some(history) => history.is_next(sent.sequence),
             None => sent.sequence == Sequence(0),
@@ -243,7 +251,7 @@ impl ProducerCore {
         assert!(next, "only the expected sequence is claimed");
         let fits = base.0.checked_add(u64::from(sent.count.get())).is_some();
         assert!(fits && base >= self.end(), "batches are claimed in offset order");
-        self.remember(sent, base);
+        self.remember(sent, base, forgets);
     }
 
     /// Remembers a batch that the log has at `base`, in offset order from any place of the log on. The log is believed: the
@@ -251,10 +259,22 @@ impl ProducerCore {
     /// begins the producer anew. A batch below [`Self::end`] is known and ignored, so a replay may begin below the offset
     /// of the snapshot it goes on from.
     pub fn replay(&mut self, sent: &Numbered, base: Offset) {
+        self.replay_for(sent, base, |_| {});
+    }
+
+    /// The same; `forgets` is told the first offset of every batch that made room. False when it was known and ignored.
+    pub fn replay_for(&mut self, sent: &Numbered, base: Offset, forgets: impl FnMut(Offset)) -> bool {
         let fits = base.0.checked_add(u64::from(sent.count.get())).is_some();
-        if fits && base >= self.end() {
-            self.remember(sent, base);
+        let new = fits && base >= self.end();
+        if new {
+            self.remember(sent, base, forgets);
         }
+        new
+    }
+
+    /// First offsets of all batches that are remembered, in no order.
+    pub fn bases(&self) -> impl Iterator<Item = Offset> {
+        self.producers.values().flat_map(|history| history.iter().map(|batch| batch.base))
     }
 
     /// Forgets batches that lie wholly below `start`, the log's start, and producers without another batch. O(producers):
@@ -296,15 +316,15 @@ impl ProducerCore {
         self.producers.get(producer).map(History::newest)
     }
 
-    fn remember(&mut self, sent: &Numbered, base: Offset) {
+    fn remember(&mut self, sent: &Numbered, base: Offset, forgets: impl FnMut(Offset)) {
         let batch = Remembered { base, digest: sent.digest, count: sent.count };
         let displaces = match self.producers.get_mut(&sent.producer) {
             Some(history) => {
                 self.recency.remove(&history.newest().base);
-                history.push(sent.sequence, batch)
+                history.push(sent.sequence, batch, forgets)
             }
             None => {
-                let evicts = self.producers.len() >= PRODUCERS_MAX && self.evict();
+                let evicts = self.producers.len() >= PRODUCERS_MAX && self.evict(forgets);
                 self.producers.insert(sent.producer, History::new(sent.sequence, batch));
                 evicts
             }
@@ -317,8 +337,10 @@ impl ProducerCore {
     }
 
     /// Forgets the producer that appended least recently.
-    fn evict(&mut self) -> bool {
+    fn evict(&mut self, forgets: impl FnMut(Offset)) -> bool {
         let Some((_, oldest)) = self.recency.pop_first() else { return false };
-        self.producers.remove(&oldest).is_some()
+        let evicted = self.producers.remove(&oldest);
+        evicted.iter().flat_map(History::iter).map(|batch| batch.base).for_each(forgets);
+        evicted.is_some()
     }
 }

@@ -103,6 +103,7 @@ impl CacheErrand {
                 let delete = CacheDeleteIf { tenant_id, namespace, cache, key, version, request_id };
                 return Message::CacheDeleteIf(delete);
             }
+            KeyAsk::Wipe => unreachable!("nobody asks that"),
             KeyAsk::PutIfAbsent { ttl_ms } => (CacheCondition::Absent, ttl_ms),
             KeyAsk::PutIf { version, ttl_ms } => (CacheCondition::Version(version), ttl_ms),
         };
@@ -164,7 +165,7 @@ fn value(key: u32, op: usize, pad: usize) -> Bytes {
 }
 
 /// Which put wrote a value.
-fn put_of(key: u32, value: &[u8]) -> Result<usize, String> {
+pub fn put_of(key: u32, value: &[u8]) -> Result<usize, String> {
     let read = || {
         let named = u32::from_be_bytes(value.get(..4)?.try_into().ok()?);
         let op = u64::from_be_bytes(value.get(4..VALUE_HEAD)?.try_into().ok()?);

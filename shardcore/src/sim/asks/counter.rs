@@ -10,10 +10,9 @@ use bytes::BytesMut;
 use felix_wire::client::{CounterAdd, CounterGet, Message, ProducerInit};
 use felix_wire::error_code::ErrorCode;
 use felix_wire::id::{ProducerId, RequestId, Sequence};
-use felix_wire::routing::{KeyMapping, shard_for};
 
 use super::{Refused, Ticket};
-use crate::sim::ask_plan::CounterPlan;
+use crate::sim::ask_plan::{CounterPlan, shard_of};
 use crate::sim::broker::cache_name;
 use crate::sim::client::Surroundings;
 use crate::sim::credentials::{NAMESPACE, TENANT};
@@ -125,7 +124,7 @@ impl CounterErrand {
     }
 
     fn shard_of(&self, key: u32) -> u32 {
-        shard_for(Some(format!("k{key}").as_bytes()), self.plan.shards, KeyMapping::JumpHash).0
+        shard_of(key, self.plan.shards)
     }
 
     fn add(
@@ -167,6 +166,10 @@ impl CounterErrand {
                 let told = Outcome::Told(around.now, SumTold::Sum(value.value));
                 around.histories.sum_done((self.plan.cache, key), op, told);
             }
+            // Its producers are not those of the life before.
+            (Ticket::Sum(key, op), Message::PublishRefused(_)) if around.caches_deleted[self.plan.cache] => {
+                self.forget(key, op);
+            }
             (Ticket::Sum(..), Message::PublishRefused(refused)) => {
                 return Err(format!("{:?}: the number is refused: {:?}", self.open, refused.reason));
             }
@@ -183,6 +186,13 @@ impl CounterErrand {
         }
     }
 
+    /// Its cache was deleted: whether an add without an outcome counted nobody knows, and its number means nothing more.
+    fn forget(&mut self, key: u32, op: usize) {
+        if self.open.take_if(|open| open.is(key, op)).is_some() {
+            (self.producer, self.next) = (None, BTreeMap::new());
+        }
+    }
+
     /// A request was refused, or its answer is lost.
     pub fn refused(&mut self, ticket: Ticket, refused: &Refused, around: &mut Surroundings<'_>) {
         let (key, op) = match ticket {
@@ -191,6 +201,9 @@ impl CounterErrand {
             _ => return,
         };
         let history = (self.plan.cache, key);
+        if refused.code == ErrorCode::NotFound && self.open.is_some_and(|open| open.is(key, op)) {
+            return self.forget(key, op);
+        }
         if refused.code == ErrorCode::InvalidRequest {
             // Nothing was added, and its number is free again.
             self.open.take_if(|open| open.is(key, op));

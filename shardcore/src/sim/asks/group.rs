@@ -7,7 +7,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use felix_wire::client::{GroupNack, GroupOffset, GroupPoll, GroupRecords, GroupRequest, Message};
+use felix_wire::client::{
+    GroupNack, GroupOffset, GroupPoll, GroupRecords, GroupRequest, GroupSeek, Message, StartPosition,
+};
 use felix_wire::id::{Offset, RequestId, ShardIndex};
 
 use super::{Refused, Ticket};
@@ -35,12 +37,22 @@ pub struct GroupErrand {
     plan: GroupPlan,
     held: VecDeque<(u64, u32)>,
     stage: Stage,
+    /// It has taken back what is held under its name, on the stream that it has now.
+    reclaimed: bool,
+    /// A record that it was handed some time.
+    seen: Option<u64>,
 }
 
 impl GroupErrand {
     /// One that holds nothing.
     pub fn new(plan: GroupPlan) -> GroupErrand {
-        GroupErrand { plan, held: VecDeque::new(), stage: Stage::Polling }
+        let (held, stage) = (VecDeque::new(), Stage::Polling);
+        GroupErrand { plan, held, stage, reclaimed: false, seen: None }
+    }
+
+    /// It has another stream.
+    pub fn opened(&mut self) {
+        self.reclaimed = false;
     }
 
     fn group(&self) -> GroupOf {
@@ -69,6 +81,9 @@ impl GroupErrand {
                 _ => {}
             }
         }
+        if self.plan.seek_ppm > 0 && around.rng.chance(self.plan.seek_ppm) {
+            return self.seek(request_id, around, out);
+        }
         match self.stage {
             Stage::Polling => self.poll(request_id, around, out),
             Stage::Describing => {
@@ -82,8 +97,29 @@ impl GroupErrand {
         }
     }
 
-    fn poll(&self, request_id: RequestId, around: &mut Surroundings<'_>, out: &mut BytesMut) -> Ticket {
+    /// Moves the group back, or forward to what somebody was handed.
+    fn seek(&self, request_id: RequestId, around: &mut Surroundings<'_>, out: &mut BytesMut) -> Ticket {
+        let to = self.seen.filter(|_| around.rng.chance(500_000));
+        let number = around.histories.queue(self.group()).0.seeking(to.unwrap_or(0), around.now);
+        let seek = GroupSeek {
+            tenant_id: TENANT.into(),
+            namespace: NAMESPACE.into(),
+            stream: stream_name(self.plan.stream).into(),
+            shard: ShardIndex(self.plan.shard),
+            group: format!("g{}", self.plan.group).into(),
+            start: to.map_or(StartPosition::Earliest, |to| StartPosition::Offset(Offset(to))),
+            if_new: false,
+            request_id,
+        };
+        Message::GroupSeek(seek).encode_frame(out);
+        Ticket::Seek(number)
+    }
+
+    fn poll(&mut self, request_id: RequestId, around: &mut Surroundings<'_>, out: &mut BytesMut) -> Ticket {
         let holds = Duration::from_millis(self.plan.visibility_ms);
+        let reclaims = self.plan.member.filter(|_| !std::mem::replace(&mut self.reclaimed, true));
+        let queue = around.histories.queue(self.group()).0;
+        let reclaim = reclaims.map(|member| queue.reclaiming(member, around.now));
         let poll = GroupPoll {
             tenant_id: TENANT.into(),
             namespace: NAMESPACE.into(),
@@ -93,12 +129,12 @@ impl GroupErrand {
             max_records: 1 + around.rng.below(u64::from(self.plan.records_max)) as u32,
             wait_ms: around.rng.below(self.plan.wait_ms + 1),
             request_id,
-            consumer: None,
-            reclaim: false,
+            consumer: self.plan.member.map(|member| format!("m{member}").into()),
+            reclaim: reclaim.is_some(),
             visibility_ms: self.plan.visibility_ms,
         };
         Message::GroupPoll(poll).encode_frame(out);
-        Ticket::Poll { call: around.now, holds }
+        Ticket::Poll { call: around.now, holds, reclaim }
     }
 
     fn message(
@@ -171,6 +207,10 @@ impl GroupErrand {
                 around.histories.queue(group).0.acked(offset, around.now);
             }
             (Ticket::Nack, Message::CacheOk(_)) => {}
+            (Ticket::Seek(number), Message::GroupPosition(position)) => {
+                let queue = around.histories.queue(group).0;
+                queue.sought(number, (position.offset.0, position.moved), around.now)?;
+            }
             (Ticket::Describe, Message::GroupInfo(info)) => {
                 let done = info.committed == Some(info.tail) && info.in_flight + info.owed == 0;
                 let none = info.committed.is_none() && info.tail == Offset(0);
@@ -192,16 +232,21 @@ impl GroupErrand {
         records: &GroupRecords<'_>,
         around: &mut Surroundings<'_>,
     ) -> Result<(), String> {
-        let Ticket::Poll { call, holds } = ticket else { return Ok(()) };
+        let Ticket::Poll { call, holds, reclaim } = ticket else { return Ok(()) };
         let (group, ret) = (self.group(), around.now);
+        if let Some(reclaim) = reclaim {
+            around.histories.queue(group).0.reclaimed(reclaim, ret);
+        }
         for polled in &records.records {
             let record = read_record(&polled.payload, group.0)?;
             around.model.seen_in_group(group.0, record)?;
-            let handed = Handed { record, attempts: polled.attempts, call, ret, holds };
+            let member = self.plan.member;
+            let handed = Handed { record, attempts: polled.attempts, call, ret, holds, member };
             let (queue, rules) = around.histories.queue(group);
             let rules = *rules;
             queue.handed(polled.offset.0, handed, &rules).map_err(|why| format!("{group:?}: {why}"))?;
             self.held.push_back((polled.offset.0, polled.attempts));
+            self.seen = Some(polled.offset.0);
         }
         if self.plan.drains && records.records.is_empty() {
             self.stage = Stage::Describing;
@@ -211,8 +256,11 @@ impl GroupErrand {
 
     /// A request was refused, or its answer is lost.
     pub fn refused(&mut self, ticket: Ticket, refused: &Refused, around: &mut Surroundings<'_>) {
-        if matches!(ticket, Ticket::Poll { .. }) && refused.unknown {
-            around.histories.queue(self.group()).0.lost_polls += 1;
+        let queue = around.histories.queue(self.group()).0;
+        match ticket {
+            Ticket::Poll { .. } if refused.unknown => queue.lost_polls += 1,
+            Ticket::Seek(number) if !refused.unknown => queue.not_sought(number),
+            _ => {}
         }
     }
 }

@@ -1,10 +1,12 @@
-//! One stream of requests about a cache, its counters or a consumer group of a simulated client. Scope: one per stream of the
-//! plan, over its reconnections.
+//! One stream of requests about a cache, its counters, a consumer group or commits of a simulated client. Scope: one per
+//! stream of the plan, over its reconnections.
 //! Invariants: every request is told to the histories before its bytes leave; answers come in the order of requests
 //! (client-protocol 12, 14); a refusal is one that something explains.
-//! Not here: what is asked and what an answer means (`cache`, `counter`, `group`), whether it can be true (`history`).
+//! Not here: what is asked and what an answer means (`cache`, `counter`, `group`, `commit`), whether it can be true
+//! (`history`).
 
 pub mod cache;
+pub mod commit;
 pub mod counter;
 pub mod group;
 
@@ -20,9 +22,11 @@ use felix_wire::frame::Frame;
 use felix_wire::id::RequestId;
 
 use self::cache::CacheErrand;
+use self::commit::CommitErrand;
 use self::counter::CounterErrand;
 use self::group::GroupErrand;
 use super::ask_plan::{AskerPlan, ErrandPlan};
+use super::check::RecordId;
 use super::client::Surroundings;
 use super::history::register::Outcome;
 
@@ -39,11 +43,20 @@ pub enum Ticket {
     Poll {
         call: Tick,
         holds: Duration,
+        /// What its member held before may be given back: the number of that.
+        reclaim: Option<usize>,
     },
     Ack {
         offset: u64,
     },
     Nack,
+    Commit(RecordId),
+    State {
+        key: u32,
+        call: Tick,
+    },
+    /// The seek with that number.
+    Seek(usize),
     DeadLetters,
     Describe,
 }
@@ -75,6 +88,7 @@ enum Errand {
     Cache(CacheErrand),
     Counter(CounterErrand),
     Group(GroupErrand),
+    Commit(CommitErrand),
 }
 
 /// See the module.
@@ -100,6 +114,7 @@ impl Asker {
             ErrandPlan::Cache(plan) => Errand::Cache(CacheErrand::new(plan)),
             ErrandPlan::Counter(plan) => Errand::Counter(CounterErrand::new(plan)),
             ErrandPlan::Group(plan) => Errand::Group(GroupErrand::new(plan)),
+            ErrandPlan::Commit(plan) => Errand::Commit(CommitErrand::new(plan)),
         };
         Asker {
             left: plan.requests,
@@ -134,7 +149,7 @@ impl Asker {
     fn owes(&self) -> bool {
         match &self.errand {
             Errand::Counter(counter) => counter.owes(),
-            Errand::Cache(_) | Errand::Group(_) => false,
+            Errand::Cache(_) | Errand::Group(_) | Errand::Commit(_) => false,
         }
     }
 
@@ -154,6 +169,9 @@ impl Asker {
     /// Its stream authenticated.
     pub fn ready(&mut self) {
         (self.is_ready, self.next_request) = (true, 0);
+        if let Errand::Group(group) = &mut self.errand {
+            group.opened();
+        }
     }
 
     /// Its stream may be asked to end: nothing is to come and nothing owed.
@@ -169,7 +187,7 @@ impl Asker {
         let room = self.due.len() < self.plan.depth && now >= self.next_at;
         let wants = match &self.errand {
             Errand::Counter(counter) => counter.may_ask(self.left > 0),
-            Errand::Cache(_) | Errand::Group(_) => self.left > 0,
+            Errand::Cache(_) | Errand::Group(_) | Errand::Commit(_) => self.left > 0,
         };
         self.wire.filter(|_| self.is_ready && room && wants)
     }
@@ -184,6 +202,7 @@ impl Asker {
             Errand::Cache(cache) => cache.request(request_id, around, &mut out),
             Errand::Counter(counter) => counter.request(request_id, around, &mut out),
             Errand::Group(group) => group.request(request_id, around, &mut out),
+            Errand::Commit(commit) => commit.request(request_id, around, &mut out),
         };
         if !before && !matches!(ticket, Ticket::Producer) {
             self.left = self.left.saturating_sub(1);
@@ -224,6 +243,7 @@ impl Asker {
         match &mut self.errand {
             Errand::Cache(cache) => cache.answer(due.ticket, &message, around),
             Errand::Counter(counter) => counter.answer(due.ticket, &message, around),
+            Errand::Commit(commit) => commit.answer(due.ticket, &message, around),
             Errand::Group(group) => {
                 let goes_on = group.answer(due.ticket, &message, around)?;
                 if !goes_on {
@@ -241,6 +261,8 @@ impl Asker {
         around: &mut Surroundings<'_>,
     ) -> Result<(), String> {
         let excuses = around.excuses;
+        let gone =
+            self.cache().is_some_and(|cache| around.caches_gone[cache] && around.now >= around.heal_at);
         let unknown = retry == RetryClass::OutcomeUnknown;
         let of_group = matches!(self.errand, Errand::Group(_));
         let adds = matches!(due.ticket, Ticket::Sum(..));
@@ -251,6 +273,7 @@ impl Asker {
             ErrorCode::Storage | ErrorCode::LeadershipLost if unknown => excuses.unsettled,
             ErrorCode::Storage => excuses.refused || excuses.unreadable,
             ErrorCode::StaleClaim => of_group && !unknown,
+            ErrorCode::NotFound => !unknown && self.cache().is_some_and(|cache| around.caches_deleted[cache]),
             ErrorCode::InvalidRequest => adds && !unknown,
             _ => false,
         };
@@ -263,12 +286,25 @@ impl Asker {
             Errand::Cache(cache) => cache.refused(due.ticket, &refused, around),
             Errand::Counter(counter) => counter.refused(due.ticket, &refused, around),
             Errand::Group(group) => group.refused(due.ticket, &refused, around),
+            Errand::Commit(commit) => commit.refused(due.ticket, &refused, around),
         }
         if self.plan.last && !matches!(self.errand, Errand::Group(_)) {
             // Everything is asked until it is told.
             self.left += 1;
         }
+        if gone && code == ErrorCode::NotFound {
+            self.left = 0;
+        }
         Ok(())
+    }
+
+    /// The cache that it asks about.
+    fn cache(&self) -> Option<usize> {
+        match self.plan.errand {
+            ErrandPlan::Cache(plan) => Some(plan.cache),
+            ErrandPlan::Counter(plan) => Some(plan.cache),
+            ErrandPlan::Group(_) | ErrandPlan::Commit(_) => None,
+        }
     }
 
     /// Its stream or connection is gone: of what was not answered nobody knows anything.
@@ -279,6 +315,7 @@ impl Asker {
                 Errand::Cache(cache) => cache.refused(due.ticket, &refused, around),
                 Errand::Counter(counter) => counter.refused(due.ticket, &refused, around),
                 Errand::Group(group) => group.refused(due.ticket, &refused, around),
+                Errand::Commit(commit) => commit.refused(due.ticket, &refused, around),
             }
             if self.plan.last && !matches!(self.errand, Errand::Group(_)) {
                 self.left += 1;
@@ -311,6 +348,9 @@ fn kind_of(ticket: Ticket) -> u64 {
         Ticket::Nack => 303,
         Ticket::DeadLetters => 304,
         Ticket::Describe => 305,
+        Ticket::Commit(_) => 307,
+        Ticket::State { .. } => 308,
+        Ticket::Seek(_) => 306,
     }
 }
 
@@ -319,6 +359,8 @@ fn request_of(message: &Message<'_>) -> Option<RequestId> {
     Some(match message {
         Message::CacheValue(m) => m.request_id?,
         Message::CacheOk(m) => m.request_id,
+        Message::CommitOk(m) => m.request_id,
+        Message::StateValue(m) => m.request_id,
         Message::CacheConditionResult(m) => m.request_id,
         Message::CounterValue(m) => m.request_id,
         Message::PublishRefused(m) => m.request_id,
@@ -326,6 +368,7 @@ fn request_of(message: &Message<'_>) -> Option<RequestId> {
         Message::GroupRecords(m) => m.request_id,
         Message::GroupDeadLetterList(m) => m.request_id,
         Message::GroupInfo(m) => m.request_id,
+        Message::GroupPosition(m) => m.request_id,
         _ => return None,
     })
 }

@@ -11,8 +11,8 @@ use felix_runtime::clock::Tick;
 
 use super::linear::{Span, Verdict, search};
 
-/// Clocks of cores are whole seconds in the simulation, and one that had nothing to do for a while is late.
-const CLOCK_MS: u64 = 2_000;
+/// Clocks of cores are whole milliseconds.
+const CLOCK_MS: u64 = 1;
 
 /// What came of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,11 +36,22 @@ pub struct Entry<W, T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyAsk {
     Get,
-    Put { ttl_ms: Option<u64> },
-    PutIfAbsent { ttl_ms: Option<u64> },
-    PutIf { version: u64, ttl_ms: Option<u64> },
+    Put {
+        ttl_ms: Option<u64>,
+    },
+    PutIfAbsent {
+        ttl_ms: Option<u64>,
+    },
+    PutIf {
+        version: u64,
+        ttl_ms: Option<u64>,
+    },
     Delete,
-    DeleteIf { version: u64 },
+    DeleteIf {
+        version: u64,
+    },
+    /// Nobody asks it: its cache is deleted.
+    Wipe,
 }
 
 /// Told of a key.
@@ -60,6 +71,8 @@ pub enum KeyTold {
 pub enum SumAsk {
     Get,
     Add(i64),
+    /// Nobody asks it: its cache is deleted.
+    Wipe,
 }
 
 /// Told of a counter.
@@ -74,13 +87,18 @@ pub type KeyHistory = Vec<Entry<KeyAsk, KeyTold>>;
 pub type SumHistory = Vec<Entry<SumAsk, SumTold>>;
 
 impl KeyAsk {
+    /// Whether it writes a value that ends by itself.
+    pub fn ends(self) -> bool {
+        self.life().is_some_and(|life| life.is_some())
+    }
+
     /// The life of the value that it writes; none when it writes none.
     fn life(self) -> Option<Option<u64>> {
         match self {
             KeyAsk::Put { ttl_ms } | KeyAsk::PutIfAbsent { ttl_ms } | KeyAsk::PutIf { ttl_ms, .. } => {
                 Some(ttl_ms)
             }
-            KeyAsk::Get | KeyAsk::Delete | KeyAsk::DeleteIf { .. } => None,
+            KeyAsk::Get | KeyAsk::Delete | KeyAsk::DeleteIf { .. } | KeyAsk::Wipe => None,
         }
     }
 }
@@ -130,6 +148,7 @@ pub fn check_sums(history: &[Entry<SumAsk, SumTold>]) -> Result<(), String> {
         let told = if let Outcome::Told(_, told) = entry.outcome { Some(told) } else { None };
         let after = match entry.what {
             SumAsk::Get => Some(*state),
+            SumAsk::Wipe => Some(None),
             SumAsk::Add(delta) => state.unwrap_or(0).checked_add(delta).map(Some),
         };
         match (after, told) {
@@ -147,19 +166,22 @@ pub fn check_sums(history: &[Entry<SumAsk, SumTold>]) -> Result<(), String> {
 struct Versions {
     of: BTreeMap<usize, u64>,
     owner: BTreeMap<u64, usize>,
+    /// The cache has had several lives: each has versions of its own.
+    again: bool,
 }
 
 impl Versions {
     fn learn(&mut self, put: usize, version: u64) -> Result<(), String> {
         let (of, owner) = (*self.of.entry(put).or_insert(version), *self.owner.entry(version).or_insert(put));
-        if of == version && owner == put {
+        if of == version && (owner == put || self.again) {
             return Ok(());
         }
         Err(format!("the value of put {put} has version {of} and {version}, which put {owner} has"))
     }
 
     fn gather(history: &[Entry<KeyAsk, KeyTold>]) -> Result<Versions, String> {
-        let mut versions = Versions::default();
+        let again = history.iter().any(|entry| entry.what == KeyAsk::Wipe);
+        let mut versions = Versions { again, ..Versions::default() };
         for (at, entry) in history.iter().enumerate() {
             match entry.outcome {
                 Outcome::Told(_, KeyTold::Value(Some(put), Some(version))) => versions.learn(put, version)?,
@@ -176,7 +198,7 @@ impl Versions {
     fn may_be(&self, put: usize, version: u64) -> bool {
         match self.of.get(&put) {
             Some(of) => *of == version,
-            None => !self.owner.contains_key(&version),
+            None => self.again || !self.owner.contains_key(&version),
         }
     }
 
@@ -225,7 +247,7 @@ fn step(
     let told = if let Outcome::Told(_, told) = entry.outcome { Some(told) } else { None };
     // Whether the condition can hold, and can fail, in that state.
     let (holds, fails) = match entry.what {
-        KeyAsk::Get | KeyAsk::Put { .. } | KeyAsk::Delete => (true, false),
+        KeyAsk::Get | KeyAsk::Put { .. } | KeyAsk::Delete | KeyAsk::Wipe => (true, false),
         KeyAsk::PutIfAbsent { .. } => (held.is_none(), held.is_some()),
         KeyAsk::PutIf { version, .. } | KeyAsk::DeleteIf { version } => match held {
             Some(put) => (versions.may_be(put, version), versions.may_differ(put, version)),
@@ -235,7 +257,7 @@ fn step(
     let after = match entry.what {
         KeyAsk::Get => held,
         KeyAsk::Put { .. } | KeyAsk::PutIfAbsent { .. } | KeyAsk::PutIf { .. } => Some(number),
-        KeyAsk::Delete | KeyAsk::DeleteIf { .. } => None,
+        KeyAsk::Delete | KeyAsk::DeleteIf { .. } | KeyAsk::Wipe => None,
     };
     let now_is = |version: Option<u64>| match (held, version) {
         (Some(put), Some(version)) => versions.may_be(put, version),

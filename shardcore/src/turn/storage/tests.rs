@@ -213,6 +213,7 @@ impl World {
     fn ask(&mut self, core: usize, what: ShardInput) {
         let shard = ShardId { stream: StreamUid(self.incarnation), ..SHARD };
         let to = ToShard { shard, generation: Generation(1), what };
+        self.cores[core].set_time(self.unix_ms);
         self.cores[core].handle_mail(self.now, ELSEWHERE, Mail::ToShard(to));
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::projection::producer::BATCHES_PER_PRODUCER_MAX;
 
 /// An add as it was sent and answered.
 #[derive(Clone)]
@@ -18,14 +19,15 @@ struct History {
     counters: Logged,
     /// Key, offset and sum of every add, in order.
     sums: Vec<(Vec<u8>, u64, i64)>,
-    last: BTreeMap<u64, Sent>,
+    /// Of each producer, oldest first.
+    sent: BTreeMap<u64, Vec<Sent>>,
     met: BTreeMap<&'static str, u32>,
 }
 
 impl History {
     fn new(seed: u64) -> History {
         let (rng, counters) = (SimRng::new(seed), Logged::new());
-        History { rng, counters, sums: Vec::new(), last: BTreeMap::new(), met: BTreeMap::new() }
+        History { rng, counters, sums: Vec::new(), sent: BTreeMap::new(), met: BTreeMap::new() }
     }
 
     fn meet(&mut self, what: &'static str) {
@@ -68,8 +70,11 @@ impl History {
 
     fn add_numbered(&mut self) {
         let producer = 1 + self.rng.below(3);
-        let last = self.last.get(&producer).cloned();
-        if let Some(Sent { sequence, key, delta, sum }) = last.clone().filter(|_| self.rng.below(2) == 0) {
+        let sent = self.sent.entry(producer).or_default();
+        let back = self.rng.below(BATCHES_PER_PRODUCER_MAX as u64) as usize;
+        let earlier = sent.iter().rev().nth(back.min(sent.len().saturating_sub(1))).cloned();
+        let last = sent.last().cloned();
+        if let Some(Sent { sequence, key, delta, sum }) = earlier.filter(|_| self.rng.below(2) == 0) {
             self.counters.settle();
             assert_eq!(self.counters.add_numbered((producer, sequence), &key, delta), Ok((sum, false)));
             return self.meet("again");
@@ -79,7 +84,8 @@ impl History {
         let number = (ProducerId(producer), Sequence(sequence));
         if let Ok(NumberedAdd::Append(draft)) = self.counters.core.add_numbered(number, &key, delta) {
             let sum = draft.sum();
-            self.last.insert(producer, Sent { sequence, key: key.clone(), delta, sum });
+            let sent = Sent { sequence, key: key.clone(), delta, sum };
+            self.sent.entry(producer).or_default().push(sent);
             self.sums.push((key, self.counters.claim(draft).0, sum));
         }
     }
@@ -105,6 +111,7 @@ impl History {
     fn rebuild(&mut self) {
         let rebuilt = self.counters.rebuilt();
         assert_eq!(rebuilt.core.producers, self.counters.core.producers);
+        assert_eq!(rebuilt.core.answers, self.counters.core.answers);
         for (key, _, _) in &self.sums {
             assert_eq!(rebuilt.core.get(key), self.sum(key, u64::MAX));
         }

@@ -7,6 +7,7 @@ use super::*;
 use crate::projection::cache::Condition;
 use crate::shard::ask::{Ask, AskRefused, AskToken, Reply};
 use crate::shard::mail::NumberRefusal;
+use crate::turn::counters::Counter;
 
 pub(super) const CACHE: ShardId = ShardId { stream: StreamUid(77), shard: ShardIndex(0) };
 
@@ -58,6 +59,7 @@ pub(super) fn restart(mut world: World, policy: Fsync) -> World {
 pub(super) fn send(world: &mut World, token: u64, ask: Ask) {
     let what = ShardInput::Ask { token: AskToken(token), ask };
     let to = ToShard { shard: CACHE, generation: Generation(1), what };
+    world.cores[0].set_time(world.unix_ms);
     world.cores[0].handle_mail(world.now, ELSEWHERE, Mail::ToShard(to));
 }
 
@@ -184,6 +186,61 @@ fn nothing_is_answered_before_the_logs_were_read_and_what_is_asked_comes_back() 
     assert_eq!(value(&mut world, 1), Some(vec![7; 2_000]));
 }
 
+/// The next `count` reads of segments fail.
+fn fail_reads(world: &mut World, count: u32) -> std::rc::Rc<std::cell::Cell<u32>> {
+    let left = std::rc::Rc::new(std::cell::Cell::new(count));
+    let own = std::rc::Rc::clone(&left);
+    world.disk.choose_faults(move |asked| {
+        let segment = asked.path.is_some_and(|path| path.as_str().contains("shards/"));
+        let fails = segment && asked.kind == OpKind::Read && own.get() > 0;
+        fails.then(|| own.set(own.get() - 1)).map(|()| Fault::Error(DiskError::Io { errno: 5 }))
+    });
+    left
+}
+
+#[test]
+fn logs_that_cannot_be_read_when_a_cache_is_opened_are_read_again_after_a_pause() {
+    let unread = |world: &World| world.cores[0].counters.get(Counter::ShardsUnread);
+    for fails in [1, 2, 5] {
+        let mut world = open(Fsync::OnCommit);
+        assert_eq!(ask(&mut world, put(1, b"one")), Reply::Written);
+        let add = Ask::CounterAdd { key: key(1), delta: 7, number: None };
+        assert_eq!(ask(&mut world, add), Reply::Sum(Some(7)));
+        world.disk.kill();
+        let (mut world, logs) = World::over(world.disk, Fsync::OnCommit, 1);
+        let left = fail_reads(&mut world, fails);
+        serve(&mut world, logs);
+        world.run(Duration::from_millis(100));
+        assert_eq!((left.get(), unread(&world)), (fails.saturating_sub(2), 1), "one read of each log");
+        send(&mut world, 3, get(1));
+        world.run(Duration::from_millis(20));
+        assert_eq!(answers(&mut world), [(3, None)], "it is to be asked again");
+        world.run(Duration::from_secs(2));
+        assert_eq!((left.get(), unread(&world)), (0, 0));
+        assert_eq!(value(&mut world, 1), Some(b"one".to_vec()));
+        assert_eq!(ask(&mut world, Ask::CounterGet { key: key(1) }), Reply::Sum(Some(7)));
+    }
+}
+
+#[test]
+fn a_disk_that_never_reads_is_asked_for_logs_less_and_less_often() {
+    let mut world = open(Fsync::OnCommit);
+    assert_eq!(ask(&mut world, put(1, b"one")), Reply::Written);
+    world.disk.kill();
+    let (mut world, logs) = World::over(world.disk, Fsync::OnCommit, 1);
+    let left = fail_reads(&mut world, u32::MAX);
+    serve(&mut world, logs);
+    let tries = |world: &mut World, time| {
+        let before = left.get();
+        world.run(time);
+        before - left.get()
+    };
+    assert_eq!(tries(&mut world, Duration::from_millis(200)), 1);
+    assert!((3..8).contains(&tries(&mut world, Duration::from_secs(10))));
+    tries(&mut world, Duration::from_secs(60));
+    assert!((9..=10).contains(&tries(&mut world, Duration::from_secs(100))), "every 10 s");
+}
+
 #[test]
 fn values_that_are_only_in_the_log_are_read_from_there() {
     let mut world = open(Fsync::OnCommit);
@@ -232,6 +289,32 @@ fn what_expires_stays_away_after_a_restart_and_bad_requests_say_why() {
     assert!(matches!(ask(&mut world, put(2, &huge)), Reply::Refused(AskRefused::Limit(_))));
     let mut world = restart(world, Fsync::OnCommit);
     assert_eq!(value(&mut world, 1), Some(b"v".to_vec()));
+}
+
+/// A request of another core comes before the first turn after a long sleep.
+#[test]
+fn a_life_begins_when_its_put_arrives_also_on_a_core_that_had_nothing_to_do() {
+    let mut world = open(Fsync::OnCommit);
+    world.turn();
+    world.unix_ms += 60_000;
+    let value = Bytes::from_static(b"one");
+    send(
+        &mut world,
+        1,
+        Ask::CachePut {
+            key: key(1),
+            value: value.clone(),
+            ttl_ms: Some(10_000),
+            condition: Condition::Always,
+        },
+    );
+    world.run(Duration::from_millis(20));
+    assert_eq!(answers(&mut world), [(1, Some(Reply::Written))]);
+    world.unix_ms += 9_000;
+    let there = Reply::Value { value: Some(value), version: Some(Offset(0)) };
+    assert_eq!(ask(&mut world, get(1)), there);
+    world.unix_ms += 2_000;
+    assert_eq!(ask(&mut world, get(1)), Reply::Value { value: None, version: None });
 }
 
 #[test]

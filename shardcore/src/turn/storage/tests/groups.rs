@@ -119,6 +119,31 @@ fn records_are_handed_out_from_the_log_and_what_was_acked_does_not_come_again_af
 }
 
 #[test]
+fn a_log_of_groups_that_cannot_be_read_is_read_again_after_a_pause() {
+    let mut world = world(Fsync::OnCommit, 3);
+    assert_eq!(polled(&mut world, 2).len(), 2);
+    ack(&mut world, 0);
+    world.disk.kill();
+    let (mut next, mut logs) = World::over(world.disk, Fsync::OnCommit, 1);
+    grant(&mut next, &mut logs);
+    let log = logs.into_iter().find(|log| log.end.0 > 0).expect("the log of the records");
+    next.serve(0, LogSource::Recovered(Box::new(log)));
+    let mut fails = 2;
+    next.disk.choose_faults(move |asked| {
+        let hit = fails > 0 && asked.kind == OpKind::Read;
+        fails -= u32::from(hit);
+        hit.then_some(Fault::Error(DiskError::Io { errno: 5 }))
+    });
+    send(&mut next, 1, GroupWhat::Describe);
+    next.run(MS * 100);
+    assert!(matches!(next.answers[..], [ShardOutput::AskBack { .. }]), "{:?}", next.answers);
+    next.answers.clear();
+    next.run(MS * 2_000);
+    let again: Vec<_> = [1, 2].into_iter().map(|at| (at, at, 1)).collect();
+    assert_eq!(polled(&mut next, 4), again, "the ack is not forgotten");
+}
+
+#[test]
 fn an_ack_is_answered_when_it_is_durable_and_not_before() {
     let mut world = world(Fsync::OnCommit, 3);
     assert_eq!(polled(&mut world, 3).len(), 3);
