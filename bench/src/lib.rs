@@ -28,6 +28,7 @@ pub mod requests;
 pub mod scrape;
 pub mod shape;
 pub mod sink;
+pub mod soak;
 pub mod sweep;
 pub mod target;
 pub mod volume;
