@@ -42,7 +42,8 @@ fn a_short_soak_keeps_its_rules_and_leaves_nothing_behind() {
     let dir = folder.path().to_str().unwrap();
     let output = soak(&["--cycles", "4", "--seconds", "4", "--json", "--dir", dir]);
     let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let report: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}\n{errors}"));
+    let report: Value =
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}\n{errors}"));
     let verdicts = report["verdicts"].as_array().unwrap();
     let of = |rule: &str| {
         let found = verdicts.iter().find(|verdict| verdict["rule"] == rule);

@@ -119,7 +119,7 @@ pub fn judge(run: &Run) -> Vec<Verdict> {
         }),
     ];
     let whole = ledger(run);
-    table.extend(whole.parts.iter().map(|(part, _)| counted(*part, &whole)));
+    table.extend(whole.parts.keys().map(|part| counted(*part, &whole)));
     table.push(appended(run, &whole));
     table.extend([goodput(run), refusals(run), quiet(run)]);
     table

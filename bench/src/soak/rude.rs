@@ -3,7 +3,6 @@
 //! Invariants: every wait has a deadline; nothing is said to the broker at the end.
 //! Not here: how many there are, and when (`churn`, `slow`).
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -154,8 +153,8 @@ impl Rude {
         if self.endpoint.now() >= deadline {
             return Err(LoadError::TimedOut { what, waited_s: DEADLINE.as_secs() });
         }
-        let wait: io::Result<()> = self.endpoint.wait(Some(deadline));
-        Ok(wait?)
+        self.endpoint.wait(Some(deadline))?;
+        Ok(())
     }
 }
 

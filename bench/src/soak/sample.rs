@@ -209,8 +209,8 @@ mod tests {
 
     #[test]
     fn what_is_not_at_rest_is_named() {
-        let mut held = Held::default();
-        held.gauges = ZERO_AT_REST.iter().map(|name| ((*name).to_owned(), 0.0)).collect();
+        let gauges = ZERO_AT_REST.iter().map(|name| ((*name).to_owned(), 0.0)).collect();
+        let mut held = Held { gauges, ..Held::default() };
         assert_eq!(held.busy(), []);
         held.gauges.insert("cache_watches".to_owned(), 2.0);
         assert_eq!(held.busy(), [("cache_watches".to_owned(), 2.0)]);

@@ -104,6 +104,7 @@ pub async fn run(site: &Site, until: Instant, keys: &mut Keys) -> Result<Ledger,
     let mut working = JoinSet::new();
     for (number, mut writer) in std::mem::take(&mut keys.0).into_iter().enumerate() {
         writer.number = number;
+        writer.excused.clear();
         told.begins(&writer);
         let cache = client.cache(site::CACHE)?;
         working.spawn(async move {
@@ -282,7 +283,10 @@ impl Told {
             return 0;
         }
         let keys = writers.iter().flat_map(|writer| {
-            writer.keys.iter().map(|(key, known)| (name(writer.number, *key), known.changes, &writer.excused))
+            writer
+                .keys
+                .iter()
+                .map(move |(key, known)| (name(writer.number, *key), known.changes, &writer.excused))
         });
         keys.map(|(name, changes, excused)| {
             let before = self.before.get(&name).copied().unwrap_or(0);

@@ -13,11 +13,11 @@ use felix_sdk::{Bytes, Client, Delivery, Group, Offset, Poll, PublishError, Seek
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::PATIENCE;
 use super::streams::record;
-use super::{PATIENCE, count};
 use crate::soak::SoakError;
 use crate::soak::site::{self, Site};
-use crate::soak::tally::{Ledger, Part};
+use crate::soak::tally::{Ledger, Part, Tally};
 
 const GROUP: &str = "workers";
 const PACE: Duration = Duration::from_millis(20);
@@ -68,7 +68,7 @@ impl Records {
             self.ledger.part(Part::Group).repeated += 1;
             self.ledger.say(Part::Group, || format!("{place:?} comes again though it is settled"));
         }
-        if number % NEVER_DONE == 1 && !redriven || number % GIVEN_BACK == 2 && first {
+        if (number % NEVER_DONE == 1 && !redriven) || (number % GIVEN_BACK == 2 && first) {
             Settle::GiveBack
         } else {
             Settle::Finish
@@ -126,14 +126,9 @@ pub async fn run(site: &Site, cycle: u32, until: Instant) -> Result<Ledger, Soak
     Ok(whole)
 }
 
-async fn publish(
-    client: &Client,
-    cycle: u32,
-    until: Instant,
-    records: &Shared,
-) -> Result<crate::soak::tally::Tally, SoakError> {
+async fn publish(client: &Client, cycle: u32, until: Instant, records: &Shared) -> Result<Tally, SoakError> {
     let publisher = client.publisher(site::JOBS).open().await?;
-    let mut tally = crate::soak::tally::Tally::default();
+    let mut tally = Tally::default();
     let mut ticks = tokio::time::interval(PACE);
     let mut next = 0;
     while Instant::now() < until {
@@ -237,7 +232,7 @@ async fn settle_dead(group: &Group, shard: u32, records: &Shared) -> Result<(), 
         }
         if known.number / NEVER_DONE % 2 == 0 {
             let outcome = group.discard(shard, offset).await;
-            if count(&mut crate::soak::tally::Tally::default(), &outcome) {
+            if outcome.is_ok() {
                 lock(records).settled(place);
             }
         } else {

@@ -19,7 +19,7 @@ use super::site::{self, Site};
 use super::tally::{Ledger, Part, Tally};
 pub use caches::Keys;
 pub use counters::Sums;
-pub use streams::{Checked, record};
+pub use streams::{Checked, published, record};
 
 /// For what is still on its way when the phase is over, on a machine that is busy with other things too.
 pub const PATIENCE: Duration = Duration::from_secs(60);

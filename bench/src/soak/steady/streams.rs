@@ -121,7 +121,7 @@ impl Checked {
     pub async fn finish(mut self, from: &mut Subscription, expected: &[(u32, u64, BTreeSet<u64>)]) -> Ledger {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let missing =
+            let missing: u64 =
                 expected.iter().map(|(writer, end, excused)| self.missing(*writer, *end, excused)).sum();
             if missing == 0 {
                 return self.close(0);
