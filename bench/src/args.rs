@@ -43,6 +43,8 @@ pub enum Command {
     Gate(crate::gate_command::GateArgs),
     /// Load a broker for 20 minutes, and say whether the last minute has the rate and the memory of the third.
     Drift(crate::gate_command::DriftArgs),
+    /// Use a broker hard in equal cycles, and say whether it loses, leaks or keeps anything; status 4 when a rule is broken.
+    Soak(crate::soak_command::SoakArgs),
     /// Run one shape several times, and keep everything in a folder with a report.
     Run(runs::RunArgs),
     /// Run a matrix of shapes, trials interleaved, and keep everything in a folder with a report.

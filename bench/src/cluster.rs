@@ -177,7 +177,11 @@ pub fn stream_command(ready_file: &Path, args: &[&str]) -> Result<(), ClusterErr
     noun_command("stream", ready_file, args)
 }
 
-fn noun_command(noun: &str, ready_file: &Path, args: &[&str]) -> Result<(), ClusterError> {
+/// `felix NOUN ARGS`, the same way.
+///
+/// # Errors
+/// As `stream_command`.
+pub fn noun_command(noun: &str, ready_file: &Path, args: &[&str]) -> Result<(), ClusterError> {
     let output = Command::new(binary("felix")?)
         .arg(noun)
         .args(args)

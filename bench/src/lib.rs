@@ -1,5 +1,5 @@
 //! Measuring Felix, and starting it for whole-system tests. Scope: one process that is no part of a deployment.
-//! Owns: the load generators (`load`, `requests`), what it is compared with (`sink`, `raw_disk`, `peers`), the table it is judged by (`gate`), what is measured and how
+//! Owns: the load generators (`load`, `requests`), what it is compared with (`sink`, `raw_disk`, `peers`), the table it is judged by (`gate`), hard use in equal cycles (`soak`), what is measured and how
 //! (`measure`, `watch`), whole matrices of runs with their folders (`campaign`, `report`, `judge`, `sweep`), generators on
 //! other machines (`agent`), what the machine gives (`preflight`), the processes of a cluster on loopback (`cluster`).
 //! Invariants: load and sink speak the client protocol through `felix-wire` over the QUIC driver of `felix-runtime`, so
@@ -28,6 +28,7 @@ pub mod requests;
 pub mod scrape;
 pub mod shape;
 pub mod sink;
+pub mod soak;
 pub mod sweep;
 pub mod target;
 pub mod volume;

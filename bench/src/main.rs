@@ -7,6 +7,7 @@ mod gate_command;
 mod peer_commands;
 mod request_commands;
 mod runs;
+mod soak_command;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Some(Command::Peer(command)) => command.run().map_err(anyhow::Error::from),
         Some(Command::Gate(args)) => gate_command::run(&args).map_err(Into::into),
         Some(Command::Drift(args)) => gate_command::run_drift(&args).map_err(Into::into),
+        Some(Command::Soak(args)) => soak_command::run(&args).map_err(Into::into),
         Some(Command::Run(args)) => runs::one(&args).map_err(Into::into),
         Some(Command::Campaign(args)) => runs::campaign(&args).map_err(Into::into),
         Some(Command::Compare(args)) => runs::compare(&args).map_err(Into::into),

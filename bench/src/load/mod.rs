@@ -101,7 +101,7 @@ pub fn run_at(plan: &LoadPlan, start: SystemTime) -> Result<LoadReport, LoadErro
 }
 
 /// The first frame of every stream.
-fn auth_frame(target: &Target) -> Bytes {
+pub(crate) fn auth_frame(target: &Target) -> Bytes {
     let (lo, hi) = CLIENT_FEATURES.words(true);
     let mut out = BytesMut::new();
     Message::Auth(Auth {
