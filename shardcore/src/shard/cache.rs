@@ -152,7 +152,7 @@ impl CacheShard {
                 let reply = Reply::Sum(self.counters.get(&key));
                 self.answer(asker, reply, cx);
             }
-            Ask::Group(_) | Ask::Stream(_) => self.give_back(asker, ask, cx),
+            Ask::Group(_) | Ask::Lease(_) | Ask::Stream(_) => self.give_back(asker, ask, cx),
             write => {
                 let log = self.journal(role_of(&write));
                 match log.filter(|log| log.is_backed_up()) {
@@ -225,7 +225,11 @@ impl CacheShard {
                 }
                 Err(refused) => Err(refused),
             },
-            Ask::CacheGet { .. } | Ask::CounterGet { .. } | Ask::Group(_) | Ask::Stream(_) => Ok(()),
+            Ask::CacheGet { .. }
+            | Ask::CounterGet { .. }
+            | Ask::Group(_)
+            | Ask::Lease(_)
+            | Ask::Stream(_) => Ok(()),
         };
         match done {
             Ok(()) => Ok(()),
@@ -648,7 +652,8 @@ fn sum_in(record: Option<Record>) -> Reply {
 fn role_of(ask: &Ask) -> LogRole {
     match ask {
         Ask::CacheGet { .. } | Ask::CachePut { .. } | Ask::CacheDelete { .. } => LogRole::Cache,
-        Ask::Group(_) => LogRole::Groups,
+        // Nobody keeps leases in a log.
+        Ask::Group(_) | Ask::Lease(_) => LogRole::Groups,
         Ask::Stream(_) => LogRole::Records,
         Ask::CounterAdd { .. } | Ask::CounterGet { .. } => LogRole::Counters,
     }

@@ -95,6 +95,7 @@ impl Core {
         for id in ids {
             self.with_groups(now, id, |groups, cx| groups.cancel_all(cx));
         }
+        self.end_heartbeats(now);
         self.route_outputs(now);
     }
 
@@ -177,6 +178,7 @@ impl Core {
         let (groups, polls) = counts.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
         self.counters.set(Counter::Groups, groups as u64);
         self.counters.set(Counter::GroupPolls, polls as u64);
+        self.count_leases();
         self.route_outputs(now);
     }
 }

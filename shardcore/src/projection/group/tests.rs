@@ -36,6 +36,7 @@ impl Shard {
             wait_until: None,
             member: None,
             reclaim: false,
+            lease: None,
         }
     }
 

@@ -96,6 +96,7 @@ impl GroupErrand {
             consumer: None,
             reclaim: false,
             visibility_ms: self.plan.visibility_ms,
+            lease: None,
         };
         Message::GroupPoll(poll).encode_frame(out);
         Ticket::Poll { call: around.now, holds }
@@ -134,6 +135,7 @@ impl GroupErrand {
             group: format!("g{}", self.plan.group).into(),
             offset: Offset(offset),
             request_id,
+            lease: None,
         };
         Message::GroupAck(ack).encode_frame(out);
         Ticket::Ack { offset }
@@ -150,6 +152,7 @@ impl GroupErrand {
             request_id,
             delay_ms,
             attempts,
+            lease: None,
         };
         Message::GroupNack(nack).encode_frame(out);
     }
