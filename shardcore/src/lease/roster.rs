@@ -12,7 +12,9 @@ use felix_runtime::clock::Tick;
 use felix_wire::client::ShardLease;
 use felix_wire::id::{LeaseId, MembershipId, ShardIndex};
 
-use super::{Heartbeat, Join, LeaseRefused, LeaseView, LeasesView, MEMBERS_MAX, MemberName, MemberView, Numbers};
+use super::{
+    Heartbeat, Join, LeaseRefused, LeaseView, LeasesView, MEMBERS_MAX, MemberName, MemberView, Numbers,
+};
 use crate::shard::ask::Asker;
 
 /// What a member takes in memory beside its name.
@@ -401,7 +403,9 @@ impl Roster {
             for shard in self.shards.iter_mut().filter(|shard| shard.dealt_to.is_none()) {
                 let holder = shard.lease.map(|lease| lease.holder);
                 let place = match holders {
-                    true => holder.and_then(|at| Some((*counts.get(&at)?, at))).filter(|at| room.contains(at)),
+                    true => {
+                        holder.and_then(|at| Some((*counts.get(&at)?, at))).filter(|at| room.contains(at))
+                    }
                     false => room.first().copied(),
                 };
                 let Some((count, session)) = place else { continue };
@@ -417,8 +421,7 @@ impl Roster {
 
     /// Answers whoever waits and has been dealt something else meanwhile.
     fn wake(&mut self, now: Tick, out: &mut Vec<Told>) {
-        let changed =
-            |member: &Member| member.waiting.is_some_and(|waiting| waiting.seen != member.version);
+        let changed = |member: &Member| member.waiting.is_some_and(|waiting| waiting.seen != member.version);
         let woken: Vec<MembershipId> =
             self.members.iter().filter(|(_, member)| changed(member)).map(|(at, _)| *at).collect();
         woken.into_iter().for_each(|session| self.answer(session, now, out));

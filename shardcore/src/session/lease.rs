@@ -101,11 +101,7 @@ fn hand_on(
     Ok(())
 }
 
-fn understood(
-    message: &Message<'_>,
-    principal: &Principal,
-    cx: &Cx<'_>,
-) -> Result<LeaseWhat, LeaseRefused> {
+fn understood(message: &Message<'_>, principal: &Principal, cx: &Cx<'_>) -> Result<LeaseWhat, LeaseRefused> {
     let named = |name: &str| {
         lease::check_member(name)?;
         Ok(MemberName { name: name.into(), principal: Arc::clone(&principal.subject) })

@@ -179,7 +179,8 @@ impl Claims {
 
     /// What is claimed under another lease than this one, lowest first.
     pub fn under_other_leases(&self, than: LeaseId) -> Vec<u64> {
-        let other = |slot: &Slot| matches!(slot.state, State::Claimed { lease: Some(lease), .. } if lease != than);
+        let other =
+            |slot: &Slot| matches!(slot.state, State::Claimed { lease: Some(lease), .. } if lease != than);
         self.slots.iter().filter(|(_, slot)| other(slot)).map(|(at, _)| *at).collect()
     }
 

@@ -94,7 +94,11 @@ impl Group {
     /// Drops what is only in memory.
     pub fn rest(&mut self, extent: Extent) {
         let durable = std::mem::take(&mut self.durable);
-        *self = Group { used: self.used, lease: self.lease, ..Group::new(durable, extent, self.handed_end.max(self.next)) };
+        *self = Group {
+            used: self.used,
+            lease: self.lease,
+            ..Group::new(durable, extent, self.handed_end.max(self.next))
+        };
     }
 
     /// When it wants to be told the time.
