@@ -168,6 +168,7 @@ struct Info {
     owed: u64,
     dead_letters: u64,
     /// To whom it is leased.
+    #[serde(skip_serializing_if = "Option::is_none")]
     member: Option<String>,
 }
 
