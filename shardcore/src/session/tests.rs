@@ -2,6 +2,7 @@
 
 mod caches;
 mod forms;
+mod leases;
 mod logs;
 mod watches;
 
