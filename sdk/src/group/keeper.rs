@@ -50,6 +50,16 @@ struct Answer {
     said: Result<GroupLeases, RequestError>,
 }
 
+/// What a keeper waits for.
+enum Happened {
+    Left,
+    Stopped,
+    Answered(Answer),
+    Ended(Option<(LeaseId, Ended)>),
+    Settled,
+    Over,
+}
+
 type Request = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
 /// The membership as it was answered last.
@@ -119,25 +129,27 @@ impl Keeper {
         let mut request = self.request(Duration::ZERO);
         loop {
             let ends = self.holdings.next_end();
-            tokio::select! {
+            let happened = tokio::select! {
                 biased;
                 // As good as that when the sender is gone.
-                _ = left.wait_for(|left| *left) => break,
-                _ = stopped.wait_for(|stopped| *stopped), if self.queue.is_some() => self.stop(),
-                answer = &mut request => match self.answered(answer) {
+                _ = left.wait_for(|left| *left) => Happened::Left,
+                _ = stopped.wait_for(|stopped| *stopped), if self.queue.is_some() => Happened::Stopped,
+                answer = &mut request => Happened::Answered(answer),
+                Some(ended) = self.pollers.join_next() => Happened::Ended(ended.ok()),
+                _ = settled.changed() => Happened::Settled,
+                () = sleep_until(ends) => Happened::Over,
+            };
+            match happened {
+                Happened::Left => break,
+                Happened::Stopped => self.stop(),
+                Happened::Answered(answer) => match self.answered(answer) {
                     Ok(after) => request = self.request(after),
-                    Err(error) => {
-                        self.fail(error).await;
-                        return;
-                    }
+                    Err(error) => return self.fail(error).await,
                 },
-                Some(ended) = self.pollers.join_next() => {
-                    if let Ok((lease, ended)) = ended {
-                        self.ended(lease, ended);
-                    }
-                }
-                _ = settled.changed() => {}
-                () = sleep_until(ends) => {
+                // One that was ended by us is no news.
+                Happened::Ended(None) | Happened::Settled => {}
+                Happened::Ended(Some((lease, ended))) => self.ended(lease, ended),
+                Happened::Over => {
                     let over = self.holdings.expire(Instant::now());
                     self.carry_out(over);
                 }

@@ -177,8 +177,12 @@ fn messages_about_members_are_written_as_the_page_says() {
     let lease = r#"{"shard":3,"lease":1800000000000000,"left_ms":900}"#;
     let back = r#"{"shard":4,"lease":18446744073709551615,"left_ms":0,"give_back":true}"#;
     let texts = [
-        format!(r#"{{"type":"group_join",{names},"member":"m","instance":18446744073709551615,"request_id":1}}"#),
-        format!(r#"{{"type":"group_join",{names},"member":"m","instance":0,"term_ms":10000,"request_id":1}}"#),
+        format!(
+            r#"{{"type":"group_join",{names},"member":"m","instance":18446744073709551615,"request_id":1}}"#
+        ),
+        format!(
+            r#"{{"type":"group_join",{names},"member":"m","instance":0,"term_ms":10000,"request_id":1}}"#
+        ),
         format!(r#"{{"type":"group_heartbeat",{names},"member":"m","session":7,"request_id":1}}"#),
         format!(
             r#"{{"type":"group_heartbeat",{names},"member":"m","session":7,"released":[{{"shard":3,"lease":9}}],"seen":2,"wait_ms":3000,"request_id":1}}"#
@@ -194,7 +198,9 @@ fn messages_about_members_are_written_as_the_page_says() {
         format!(
             r#"{{"type":"group_poll","tenant_id":"t","namespace":"n","stream":"s","shard":0,"group":"g","max_records":1,"wait_ms":0,"request_id":1,"lease":9}}"#
         ),
-        format!(r#"{{"type":"group_ack","tenant_id":"t","namespace":"n","stream":"s","shard":0,"group":"g","offset":1,"request_id":1,"lease":9}}"#),
+        format!(
+            r#"{{"type":"group_ack","tenant_id":"t","namespace":"n","stream":"s","shard":0,"group":"g","offset":1,"request_id":1,"lease":9}}"#
+        ),
     ];
     for text in texts {
         let message = decode(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
