@@ -135,7 +135,9 @@ impl DeliveriesBuilder {
                 queue: queue.clone(),
                 stopped: stopped.clone(),
             };
-            pollers.spawn(async move { drop(poller.run().await) });
+            pollers.spawn(async move {
+                poller.run().await;
+            });
         }
         Ok(Deliveries { group: self.group, rx, pollers, stopping, leaving: None })
     }

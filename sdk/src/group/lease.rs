@@ -68,6 +68,11 @@ impl Group {
         self.place.answer(ask, message, members).await
     }
 
+    /// Whether the broker in use deals shards to members.
+    pub(crate) async fn is_leased_by_brokers(&self) -> Result<bool, RequestError> {
+        Ok(self.place.features().await?.contains(Features::GROUP_LEASES))
+    }
+
     /// Becomes a member, or is one already as this instance.
     pub(crate) async fn join(
         &self,

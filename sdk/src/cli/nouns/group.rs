@@ -9,7 +9,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use felix_wire::features::Features;
 use felix_wire::id::Offset;
 use serde::Serialize;
 
@@ -281,7 +280,7 @@ fn show_positions(format: Format, positions: &[GroupPosition]) -> Outcome {
 
 /// Which member holds each shard, and a remark on all of them.
 async fn holders(group: &Group) -> Outcome<HashMap<u32, String>> {
-    if !group.place.features().await?.contains(Features::GROUP_LEASES) {
+    if !group.is_leased_by_brokers().await? {
         return Ok(HashMap::new());
     }
     let members = group.members().await?;
