@@ -347,7 +347,12 @@ impl Roster {
                     self.change(to);
                 }
                 Some(held) if held.asked_back != (held.holder != to) => {
-                    self.shards[at].lease = Some(Lease { asked_back: held.holder != to, ..held });
+                    let asked_back = held.holder != to;
+                    // One that is not asked for any more holds as if it never had been: its holder counts from a
+                    // heartbeat that may have been read meanwhile.
+                    let whole = self.members.get(&held.holder).map_or(held.ends, |member| member.ends);
+                    let ends = if asked_back { held.ends } else { whole };
+                    self.shards[at].lease = Some(Lease { asked_back, ends, ..held });
                     self.change(held.holder);
                 }
                 Some(_) => {}

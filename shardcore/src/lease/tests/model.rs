@@ -235,6 +235,7 @@ impl Model {
         let alive: Vec<&Client> = self.clients.iter().filter(|client| client.alive).collect();
         let counts: Vec<usize> = alive.iter().map(|client| client.holds.len()).collect();
         if alive.is_empty() {
+            self.calm = false;
             return assert_eq!(self.world.leases.counts(), (0, 0));
         }
         assert_eq!(counts.iter().sum::<usize>(), SHARDS as usize, "every shard is held");
