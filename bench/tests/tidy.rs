@@ -29,6 +29,7 @@ const OPTIONAL_EDGES: &[(&str, &str)] = &[
 
 /// Parts of shardcore that get time and bytes as arguments. In `turn`, the one loop and its disks are apart.
 const SANS_IO: &[&str] = &[
+    "shardcore/src/lease/",
     "shardcore/src/session/",
     "shardcore/src/shard/",
     "shardcore/src/projection/",

@@ -48,6 +48,7 @@ fn client_features() -> Features {
         .union(Features::ORDERED_ANSWERS)
         .union(Features::NUMBERED_WRITES)
         .union(Features::BINARY_MESSAGES)
+        .union(Features::GROUP_LEASES)
 }
 
 /// How long this client waits for things.

@@ -5,7 +5,12 @@
 //! Not here: polling all the time (`deliveries`), running handlers (`worker`).
 
 pub(crate) mod deliveries;
+mod holdings;
+mod keeper;
+pub(crate) mod lease;
+mod poller;
 mod roster;
+mod unsettled;
 pub(crate) mod worker;
 
 use std::borrow::Cow;
@@ -18,12 +23,13 @@ use felix_wire::client::{
     StartPosition,
 };
 use felix_wire::features::Features;
-use felix_wire::id::{Offset, RequestId, ShardIndex};
+use felix_wire::id::{LeaseId, Offset, RequestId, ShardIndex};
 use felix_wire::limits::{CONSUMER_LEN_MAX, GROUP_POLL_RECORDS_MAX};
 
 use crate::client::Client;
 use crate::error::Error;
 use crate::group::deliveries::DeliveriesBuilder;
+use crate::group::unsettled::Unsettled;
 use crate::group::worker::WorkerBuilder;
 use crate::limits::GROUP_NAME_LEN_MAX;
 use crate::name::StreamName;
@@ -38,6 +44,9 @@ pub struct Claim {
     pub offset: Offset,
     /// Which delivery of the record this is, from 1.
     pub attempts: u32,
+    /// The lease of the shard under which it was claimed, of a consumer that has leases: when a later one of the shard has
+    /// begun, the claim is not settled but refused.
+    pub lease: Option<LeaseId>,
 }
 
 /// A record that is claimed.
@@ -118,6 +127,7 @@ pub struct Group {
     name: Arc<str>,
     member: Option<Arc<str>>,
     visibility: Option<Duration>,
+    unsettled: Arc<Unsettled>,
 }
 
 impl Client {
@@ -134,7 +144,8 @@ impl Client {
             )));
         }
         let place = Place::new(self.shared.clone(), stream.into(), ShardKind::Stream)?;
-        Ok(Group { place, name: group.into(), member: None, visibility: None })
+        let unsettled = Arc::default();
+        Ok(Group { place, name: group.into(), member: None, visibility: None, unsettled })
     }
 }
 
@@ -171,6 +182,15 @@ impl Group {
     /// As [`RequestError`] says. With an unknown outcome, and when the call is cancelled, records may be claimed, and are
     /// owed again when that lapses.
     pub async fn poll(&self, shard: u32, poll: Poll) -> Result<Vec<Delivery>, RequestError> {
+        self.poll_under(None, shard, poll).await
+    }
+
+    pub(crate) async fn poll_under(
+        &self,
+        lease: Option<LeaseId>,
+        shard: u32,
+        poll: Poll,
+    ) -> Result<Vec<Delivery>, RequestError> {
         if !(1..=GROUP_POLL_RECORDS_MAX).contains(&poll.max_records) {
             let most = GROUP_POLL_RECORDS_MAX;
             return Err(RequestError::invalid(format!("a poll is for 1 to {most} records")));
@@ -201,10 +221,14 @@ impl Group {
                 consumer: self.member.as_deref().map(Cow::Borrowed),
                 reclaim: poll.reclaim,
                 visibility_ms: self.visibility.map_or(0, millis),
+                lease,
             })
         };
         let mut records = self.place.answer(ask, message, records).await?;
-        records.iter_mut().for_each(|delivery| delivery.claim.shard = shard);
+        for Delivery { claim, .. } in &mut records {
+            (claim.shard, claim.lease) = (shard, lease);
+            self.unsettled.claimed(*claim);
+        }
         Ok(records)
     }
 
@@ -213,8 +237,11 @@ impl Group {
     /// # Errors
     /// As [`RequestError`] says; code `stale_claim` when the claim is not known any more.
     pub async fn ack(&self, claim: Claim) -> Result<(), RequestError> {
-        let ask = self.ask("group_ack", Features::CONSUMER_GROUP, claim.shard, Repeat::Same).await?;
-        self.place.answer(ask, |id| Message::GroupAck(self.record(claim.shard, claim.offset, id)), done).await
+        let acked = async {
+            let ask = self.ask("group_ack", Features::CONSUMER_GROUP, claim.shard, Repeat::Same).await?;
+            self.place.answer(ask, |id| Message::GroupAck(self.claimed(claim, id)), done).await
+        };
+        self.settled(claim, acked).await
     }
 
     /// Gives a record back: it is owed again, after `delay` if there is one.
@@ -222,7 +249,22 @@ impl Group {
     /// # Errors
     /// As [`RequestError`] says; code `stale_claim` when the claim has lapsed or the record was handed out again.
     pub async fn nack(&self, claim: Claim, delay: impl Into<Option<Duration>>) -> Result<(), RequestError> {
-        let delay = delay.into().filter(|delay| !delay.is_zero());
+        self.settled(claim, self.give_back(claim, delay.into())).await
+    }
+
+    /// Runs a settlement of a claim; when it has been answered, the claim does not count any more.
+    async fn settled(
+        &self,
+        claim: Claim,
+        settlement: impl Future<Output = Result<(), RequestError>>,
+    ) -> Result<(), RequestError> {
+        let answer = settlement.await;
+        self.unsettled.settled(claim);
+        answer
+    }
+
+    async fn give_back(&self, claim: Claim, delay: Option<Duration>) -> Result<(), RequestError> {
+        let delay = delay.filter(|delay| !delay.is_zero());
         let controls = Features::GROUP_CLAIM_CONTROL;
         let named = self.place.features().await?.contains(controls);
         let needs = if delay.is_some() { controls } else { Features::NONE };
@@ -240,6 +282,7 @@ impl Group {
                 request_id,
                 delay_ms: delay.map_or(0, millis),
                 attempts: if named { claim.attempts } else { 0 },
+                lease: claim.lease,
             })
         };
         self.place.answer(ask, message, done).await
@@ -264,6 +307,7 @@ impl Group {
                 attempts: claim.attempts,
                 extend_ms: millis(by),
                 request_id,
+                lease: claim.lease,
             })
         };
         let read = |answer: &Message<'_>| match answer {
@@ -281,6 +325,16 @@ impl Group {
         let needs = Features::CONSUMER_GROUP.union(Features::GROUP_CLAIM_CONTROL);
         let ask = self.ask("group_dead_letter", needs, shard, Repeat::Same).await?;
         self.place.answer(ask, |id| Message::GroupDeadLetter(self.record(shard, offset, id)), done).await
+    }
+
+    /// Makes a dead letter of a claimed record.
+    pub(crate) async fn bury(&self, claim: Claim) -> Result<(), RequestError> {
+        let buried = async {
+            let needs = Features::CONSUMER_GROUP.union(Features::GROUP_CLAIM_CONTROL);
+            let ask = self.ask("group_dead_letter", needs, claim.shard, Repeat::Same).await?;
+            self.place.answer(ask, |id| Message::GroupDeadLetter(self.claimed(claim, id)), done).await
+        };
+        self.settled(claim, buried).await
     }
 
     /// The dead letters of one shard, lowest offset first.
@@ -377,7 +431,7 @@ impl Group {
         Ok(existed)
     }
 
-    /// Polling all shards all the time, as a stream of records.
+    /// Polling the shards all the time, those that the broker leases to it or all, as a stream of records.
     pub fn deliveries(&self) -> DeliveriesBuilder {
         DeliveriesBuilder::new(self.clone())
     }
@@ -444,7 +498,11 @@ impl Group {
     fn record(&self, shard: u32, offset: Offset, request_id: RequestId) -> GroupOffset<'_> {
         let (tenant_id, namespace, stream) = self.names();
         let (shard, group) = (ShardIndex(shard), Cow::Borrowed(&*self.name));
-        GroupOffset { tenant_id, namespace, stream, shard, group, offset, request_id }
+        GroupOffset { tenant_id, namespace, stream, shard, group, offset, request_id, lease: None }
+    }
+
+    fn claimed(&self, claim: Claim, request_id: RequestId) -> GroupOffset<'_> {
+        GroupOffset { lease: claim.lease, ..self.record(claim.shard, claim.offset, request_id) }
     }
 
     fn request(&self, shard: u32, request_id: RequestId) -> GroupRequest<'_> {
@@ -465,7 +523,7 @@ fn done(answer: &Message<'_>) -> Option<(Option<RequestId>, ())> {
 fn records(answer: &Message<'_>) -> Option<(Option<RequestId>, Vec<Delivery>)> {
     let Message::GroupRecords(page) = answer else { return None };
     let delivery = |record: &felix_wire::client::GroupRecord<'_>| Delivery {
-        claim: Claim { shard: 0, offset: record.offset, attempts: record.attempts },
+        claim: Claim { shard: 0, offset: record.offset, attempts: record.attempts, lease: None },
         payload: record.payload.clone(),
         skipped: record.skipped_before.unwrap_or(0),
         appended_at: record.timestamp_micros.and_then(time),

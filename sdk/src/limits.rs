@@ -110,6 +110,8 @@ pub const GROUP_NAME_LEN_MAX: usize = 255;
 pub const GROUP_PREFETCH: usize = 32;
 /// How long a poll of a consumer waits at the broker, unless it says otherwise: a stop waits for it.
 pub const GROUP_POLL_WAIT: Duration = Duration::from_secs(2);
+/// How long a consumer waits for the broker to hear that it leaves its group.
+pub const GROUP_LEAVE_PATIENCE: Duration = Duration::from_secs(2);
 /// Handlers of a worker that run at the same time, unless it says otherwise.
 pub const WORKER_CONCURRENCY: usize = 16;
 /// How long a worker's claims hold before they are extended, unless its group says otherwise.

@@ -189,3 +189,67 @@ fn a_consumer_with_ack_goes_on_through_a_killed_broker_and_misses_nothing() {
     assert_eq!(place.run(&consume).ok(), "", "what was finished does not come again");
     dev.stop();
 }
+
+#[test]
+fn members_of_a_group_share_its_shards_and_the_rest_gets_those_of_one_that_is_killed() {
+    const RECORDS: u32 = 400;
+    let place = Place::new();
+    let dev = place.start(&[]);
+    let publish = |numbers: std::ops::Range<u32>| {
+        let lines: Vec<String> = numbers.map(|line| format!("key-{},{line}\n", line % 101)).collect();
+        let publish = ["pub", "orders", "--key-column", "1", "--key-separator", ","];
+        place.run_with_input(&publish, lines.concat().as_bytes()).ok();
+    };
+    let consume = |member: &str, term: &str| {
+        let poll = ["group", "poll", "orders", "g", "--ack", "--wait", "200ms", "--member", member];
+        let mut child =
+            cli::felix(&place.contexts(), &[&poll[..], &["--term", term]].concat()).spawn().unwrap();
+        let out = child.stdout.take().unwrap();
+        let lines = std::thread::spawn(move || {
+            BufReader::new(out).lines().map(Result::unwrap).collect::<Vec<String>>()
+        });
+        (cli::Ended(child), lines)
+    };
+    let described = || {
+        let shown = place.run(&["group", "describe", "orders", "g", "--output", "json"]);
+        let member = |shard: &Value| shard["member"].as_str().unwrap_or("-").to_owned();
+        shown.json().as_array().unwrap().iter().map(member).collect::<Vec<String>>()
+    };
+    let held_by = |members: &[&str]| {
+        wait_for("the shards of these members", || (described() == members).then_some(()));
+    };
+    let poll = ["group", "poll", "orders", "g"];
+    place.run(&[&poll[..], &["--ack", "--term", "5s"]].concat()).fails(2, "--member");
+    place.run(&[&poll[..], &["--ack", "--member", "m", "--term", "1ms"]].concat()).fails(2, "1000");
+    assert_eq!(described(), ["-"; 4]);
+    let (mut first, first_lines) = consume("first", "60s");
+    held_by(&["first"; 4]);
+    let (second, second_lines) = consume("second", "2s");
+    held_by(&["first", "first", "second", "second"]);
+    publish(0..RECORDS / 2);
+    let shown = place.run(&["group", "describe", "orders", "g"]);
+    assert!(shown.stderr.contains("first (2), second (2)") && shown.stdout.contains("MEMBER"), "{shown:?}");
+    let finished = |records: u64| {
+        let shown = place.run(&["group", "describe", "orders", "g", "--output", "json"]).json();
+        let committed = |shard: &Value| shard["committed"].as_u64().unwrap_or(0);
+        (shown.as_array().unwrap().iter().map(committed).sum::<u64>() == records).then_some(())
+    };
+    wait_for("half of the records", || finished(u64::from(RECORDS) / 2));
+    second.signal("KILL");
+    held_by(&["first"; 4]);
+    publish(RECORDS / 2..RECORDS);
+    wait_for("all records", || finished(u64::from(RECORDS)));
+    first.signal("INT");
+    assert_eq!(first.status(), 0);
+    assert_eq!(described(), ["-"; 4], "it has left");
+    drop(second);
+    let mut printed = first_lines.join().unwrap();
+    let of_second = second_lines.join().unwrap();
+    assert!(!of_second.is_empty() && printed.len() > RECORDS as usize / 2);
+    printed.extend(of_second);
+    let mut numbers: Vec<u32> =
+        printed.iter().map(|line| line.rsplit(',').next().unwrap().parse().unwrap()).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..RECORDS).collect::<Vec<_>>(), "each was printed once");
+    dev.stop();
+}

@@ -32,7 +32,7 @@ fn at_once(max_records: u32) -> Poll {
 }
 
 fn claim(offset: u64, attempts: u32) -> Claim {
-    Claim { shard: 0, offset: Offset(offset), attempts }
+    Claim { shard: 0, offset: Offset(offset), attempts, lease: None }
 }
 
 async fn poll(group: &Group, max_records: u32) -> Vec<Claim> {

@@ -4,6 +4,7 @@
 
 pub mod access;
 mod hash;
+pub mod lease;
 pub mod node;
 pub mod projection;
 pub mod route;

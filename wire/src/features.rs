@@ -107,6 +107,9 @@ impl Features {
         NUMBERED_WRITES = (0, 0x0800_0000);
         /// Private: reads frames with the flags `Flags::BINARY_MESSAGE`, and answers a request in the form it came in.
         BINARY_MESSAGES = (0, 0x1000_0000);
+        /// Private: serves `group_join`, `group_heartbeat`, `group_leave`, `group_members`, and `lease` on polls and
+        /// settlements.
+        GROUP_LEASES = (0, 0x2000_0000);
     }
 
     /// Every public bit, without the marker.

@@ -60,6 +60,10 @@ number_id! {
     ProducerId(u64);
     /// Number of a batch of one producer on one shard, counted from 0.
     Sequence(u64);
+    /// One grant of a shard to a member of a consumer group; a later one of the same shard has a larger number.
+    LeaseId(u64);
+    /// One membership in a consumer group; a later one of the same name has a larger number.
+    MembershipId(u64);
 }
 
 /// Name of a broker process: 1 to 253 characters of `a-z`, `0-9`, `-`, `.`, `_` (control-plane-api 1).

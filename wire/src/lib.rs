@@ -22,7 +22,7 @@ pub use features::Features;
 pub use flags::Flags;
 pub use frame::{DecodeError, Frame, FrameHeader, FrameReader, HEADER_LEN};
 pub use id::{
-    CoreId, Generation, Incarnation, NodeId, Offset, ProducerId, RequestId, Sequence, ShardIndex,
-    SubscriptionId,
+    CoreId, Generation, Incarnation, LeaseId, MembershipId, NodeId, Offset, ProducerId, RequestId, Sequence,
+    ShardIndex, SubscriptionId,
 };
 pub use routing::{KeyMapping, key_hash, shard_for};

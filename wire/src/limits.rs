@@ -64,6 +64,11 @@ pub const READ_ANSWER_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// `consumer` of `group_poll`, bytes, at least 1 (client-protocol 14).
 pub const CONSUMER_LEN_MAX: usize = 128;
 
+/// Terms of a member of a consumer group, milliseconds: the shortest, the longest, and the one of a member that names none.
+pub const GROUP_TERM_MS_MIN: u64 = 1_000;
+pub const GROUP_TERM_MS_MAX: u64 = 600_000;
+pub const GROUP_TERM_MS_DEFAULT: u64 = 10_000;
+
 /// Node id, characters (a DNS name).
 pub const NODE_ID_LEN_MAX: usize = 253;
 

@@ -62,6 +62,7 @@ impl Work for Pages {
                 group,
                 offset,
                 request_id,
+                lease: None,
             }),
             (None, Next::Wait) => return false,
             (None, Next::Seek) => Message::GroupSeek(GroupSeek {
@@ -86,6 +87,7 @@ impl Work for Pages {
                 consumer: None,
                 reclaim: false,
                 visibility_ms: 0,
+                lease: None,
             }),
         };
         if !matches!(message, Message::GroupAck(_)) {

@@ -1,8 +1,9 @@
-//! Records of a group as they come, from all shards. Scope: per consumer.
+//! Records of a group as they come, from all shards, or from those that the broker leases to this consumer. Scope: per
+//! consumer.
 //! Owns: one poller per shard, and how many records may be claimed and not handed out.
-//! Invariants: each shard has its own share, so a quiet one holds up no other; a poller goes on through everything that may
-//! pass; records that nobody will be handed are given back when the stream is stopped.
-//! Not here: settling (the application, or `worker`).
+//! Invariants: each shard has its own share, so a quiet one holds up no other; records that nobody will be handed are given
+//! back when the stream is stopped; one whose lease has ended is not handed out.
+//! Not here: one poller (`poller`), taking part in the group (`keeper`), settling (the application, or `worker`).
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -10,20 +11,19 @@ use std::sync::Arc;
 use std::task::{Context, Poll as Polled};
 use std::time::Duration;
 
-use felix_wire::error_code::{ErrorCode, RetryClass};
-use felix_wire::limits::GROUP_POLL_RECORDS_MAX;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use felix_wire::features::Features;
+use felix_wire::limits::{GROUP_POLL_RECORDS_MAX, GROUP_TERM_MS_MAX, GROUP_TERM_MS_MIN};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 
-use crate::backoff::{Backoff, jitter_seed};
-use crate::connection::Deadlines;
-use crate::error::Error;
-use crate::group::{Delivery, Group, Poll};
-use crate::limits::{GROUP_POLL_WAIT, GROUP_PREFETCH, IDENTITY_PATIENCE, KNOWN_BEFORE_FACTOR};
+use crate::group::keeper::Keeper;
+use crate::group::poller::{Held, Poller};
+use crate::group::{Delivery, Group};
+use crate::limits::{GROUP_LEAVE_PATIENCE, GROUP_POLL_WAIT, GROUP_PREFETCH};
 use crate::request::RequestError;
 
-/// Polling a shard failed for good: it delivers nothing more.
+/// Polling a shard failed for good: it delivers nothing more. Of a consumer with leases it may also be that it cannot be a
+/// member of the group any more, which ends all shards and is told of shard 0.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("shard {shard}: {error}")]
 pub struct PollError {
@@ -41,12 +41,15 @@ pub struct DeliveriesBuilder {
     wait: Duration,
     reclaim: bool,
     shards: Option<Vec<u32>>,
+    leased: bool,
+    term: Option<Duration>,
 }
 
 impl DeliveriesBuilder {
     pub(crate) fn new(group: Group) -> Self {
         let reclaim = group.member.is_some();
-        Self { group, prefetch: GROUP_PREFETCH, wait: GROUP_POLL_WAIT, reclaim, shards: None }
+        let (prefetch, wait) = (GROUP_PREFETCH, GROUP_POLL_WAIT);
+        Self { group, prefetch, wait, reclaim, shards: None, leased: true, term: None }
     }
 
     /// Records that are claimed and not handed out, over all shards, at least one for each; 32 by default. Their claims
@@ -56,7 +59,8 @@ impl DeliveriesBuilder {
         self
     }
 
-    /// How long one poll waits at the broker, 2 s by default. A stop waits for it.
+    /// How long one poll waits at the broker, 2 s by default; with leases a quarter of their term at most. A stop waits for
+    /// it.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
@@ -69,7 +73,22 @@ impl DeliveriesBuilder {
         self
     }
 
-    /// Only these shards; all by default.
+    /// Whether the broker deals the shards of the stream among the consumers of the group, so that each is polled by one; by
+    /// default it does where it can and there is more than one shard. A consumer without a member's name gets a random one.
+    /// Otherwise every consumer polls all shards.
+    pub fn leased(mut self, leased: bool) -> Self {
+        self.leased = leased;
+        self
+    }
+
+    /// How long the shards of this consumer stay its own when it is not heard of any more, 1 s to 10 minutes; 10 s by
+    /// default. After that others get them.
+    pub fn term(mut self, term: Duration) -> Self {
+        self.term = Some(term);
+        self
+    }
+
+    /// Only these shards, without leases; by default all, or those that it is dealt.
     pub fn shards(mut self, shards: Vec<u32>) -> Self {
         self.shards = Some(shards);
         self
@@ -79,9 +98,21 @@ impl DeliveriesBuilder {
     ///
     /// # Errors
     /// When the stream is not known or cannot be asked for; [`RequestError::Invalid`] for no shard, or one that is not
-    /// there.
+    /// there, and for a term out of its range.
     pub async fn open(self) -> Result<Deliveries, RequestError> {
+        let terms = Duration::from_millis(GROUP_TERM_MS_MIN)..=Duration::from_millis(GROUP_TERM_MS_MAX);
+        if self.term.is_some_and(|term| !terms.contains(&term)) {
+            return Err(RequestError::invalid(format!(
+                "a term has {GROUP_TERM_MS_MIN} to {GROUP_TERM_MS_MAX} milliseconds"
+            )));
+        }
         let count = self.group.shard_count().await?;
+        if self.leased && self.shards.is_none() && count > 1 {
+            let features = self.group.place.features().await?;
+            if features.contains(Features::GROUP_LEASES) {
+                return Ok(self.open_leased(count));
+            }
+        }
         let shards = self.shards.unwrap_or_else(|| (0..count).collect());
         if shards.is_empty() || shards.iter().any(|shard| *shard >= count) {
             return Err(RequestError::invalid(format!(
@@ -97,22 +128,31 @@ impl DeliveriesBuilder {
             let poller = Poller {
                 group: self.group.clone(),
                 shard,
+                under: None,
                 wait: self.wait,
                 reclaim: self.reclaim && self.group.member.is_some(),
                 room: Arc::new(Semaphore::new(share)),
                 queue: queue.clone(),
                 stopped: stopped.clone(),
             };
-            pollers.spawn(poller.run());
+            pollers.spawn(async move {
+                poller.run().await;
+            });
         }
-        Ok(Deliveries { group: self.group, rx, pollers, stopping })
+        Ok(Deliveries { group: self.group, rx, pollers, stopping, leaving: None })
     }
-}
 
-/// A record and its place among those that are claimed.
-pub(crate) struct Held {
-    pub(crate) delivery: Delivery,
-    pub(crate) place: OwnedSemaphorePermit,
+    fn open_leased(self, shards: u32) -> Deliveries {
+        // The share of each shard that is held, and what fails of each.
+        let (queue, rx) = mpsc::channel(self.prefetch.max(shards as usize) + shards as usize);
+        let (stopping, stopped) = watch::channel(false);
+        let (leaving, left) = watch::channel(false);
+        let keeper =
+            Keeper::new(self.group.clone(), (self.prefetch, self.wait, self.term), queue, (stopped, left));
+        let mut pollers = JoinSet::new();
+        pollers.spawn(keeper.run());
+        Deliveries { group: self.group, rx, pollers, stopping, leaving: Some(leaving) }
+    }
 }
 
 /// Records as they come. Ends when every shard has ended or it was stopped. When it is dropped, what it has claimed and
@@ -123,6 +163,8 @@ pub struct Deliveries {
     /// Ended with the stream.
     pollers: JoinSet<()>,
     stopping: watch::Sender<bool>,
+    /// Of one with leases.
+    leaving: Option<watch::Sender<bool>>,
 }
 
 impl Deliveries {
@@ -137,7 +179,8 @@ impl Deliveries {
     }
 
     /// Ends polling, waits for polls that are on their way, and gives back what was not handed out; what cannot be given
-    /// back is owed again after the visibility timeout.
+    /// back is owed again after the visibility timeout. One with leases gives up its shards then, so records that were handed
+    /// out are best settled before.
     pub async fn stop(mut self) {
         self.request_stop();
         // Given back only when no poll is left that could claim it again: that would cost an attempt.
@@ -145,10 +188,20 @@ impl Deliveries {
         while let Some(item) = self.next_held().await {
             held.extend(item);
         }
-        for Held { delivery, place } in held {
+        for Held { delivery, place, .. } in held {
             drop(self.group.nack(delivery.claim, None).await);
             drop(place);
         }
+        self.leave().await;
+    }
+
+    /// Gives up the shards that are leased to this consumer. When the broker does not hear of it, they are free after the
+    /// term.
+    pub(crate) async fn leave(&mut self) {
+        let Some(leaving) = &self.leaving else { return };
+        leaving.send_replace(true);
+        let gone = async { while self.pollers.join_next().await.is_some() {} };
+        drop(tokio::time::timeout(GROUP_LEAVE_PATIENCE, gone).await);
     }
 
     /// No poll begins any more; what comes of those on their way still comes.
@@ -158,7 +211,12 @@ impl Deliveries {
 
     fn poll_held(&mut self, cx: &mut Context<'_>) -> Polled<Option<Result<Held, PollError>>> {
         while let Polled::Ready(Some(_)) = self.pollers.poll_join_next(cx) {}
-        self.rx.poll_recv(cx)
+        loop {
+            match self.rx.poll_recv(cx) {
+                Polled::Ready(Some(Ok(held))) if held.is_lost() => drop(held),
+                item => return item,
+            }
+        }
     }
 }
 
@@ -167,91 +225,5 @@ impl futures_core::Stream for Deliveries {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled<Option<Self::Item>> {
         self.poll_held(cx).map(|item| item.map(|item| item.map(|held| held.delivery)))
-    }
-}
-
-/// How long a shard that fails so is polled all the same; `None`: for ever.
-fn patience(error: &RequestError, deadlines: &Deadlines) -> Option<Duration> {
-    let no_token = matches!(error, RequestError::Unavailable(Error::Token { .. }));
-    if no_token || error.code() == Some(&ErrorCode::Unauthenticated) {
-        // Tokens are renewed; the new one may be late.
-        return Some(IDENTITY_PATIENCE);
-    }
-    if error.is_not_found() {
-        // A broker that has just been started reads the catalog first.
-        return Some(deadlines.not_found * KNOWN_BEFORE_FACTOR);
-    }
-    (error.retry_class() == RetryClass::Fatal).then_some(Duration::ZERO)
-}
-
-/// The task that polls one shard.
-struct Poller {
-    group: Group,
-    shard: u32,
-    wait: Duration,
-    /// Once, with the first poll that is answered.
-    reclaim: bool,
-    room: Arc<Semaphore>,
-    queue: mpsc::Sender<Result<Held, PollError>>,
-    stopped: watch::Receiver<bool>,
-}
-
-impl Poller {
-    async fn run(mut self) {
-        let mut backoff = Backoff::default();
-        let mut failing: Option<Instant> = None;
-        let mut stopped = self.stopped.clone();
-        loop {
-            let room = tokio::select! {
-                room = self.room.clone().acquire_owned() => room,
-                // As good as a stop when the sender is gone.
-                _ = stopped.wait_for(|stopped| *stopped) => return,
-            };
-            let Ok(mut places) = room else { return };
-            while let Ok(more) = self.room.clone().try_acquire_owned() {
-                places.merge(more);
-            }
-            let max_records = u32::try_from(places.num_permits()).unwrap_or(1);
-            let poll = Poll { max_records, wait: self.wait, reclaim: self.reclaim };
-            let error = match self.group.poll(self.shard, poll).await {
-                Ok(records) => {
-                    self.reclaim = false;
-                    failing = None;
-                    backoff.reset();
-                    if self.hand_on(records, &mut places).await.is_err() {
-                        return;
-                    }
-                    continue;
-                }
-                Err(error) => error,
-            };
-            drop(places);
-            let since = *failing.get_or_insert_with(Instant::now);
-            let patience = patience(&error, &self.group.place.shared().identity.deadlines);
-            if patience.is_some_and(|patience| since.elapsed() >= patience) {
-                let shard = self.shard;
-                let error = Box::new(error);
-                return drop(self.queue.send(Err(PollError { shard, error })).await);
-            }
-            let wait = error.refusal().and_then(|refusal| refusal.retry_after).unwrap_or_default();
-            tokio::select! {
-                () = tokio::time::sleep(backoff.next_delay(jitter_seed()).max(wait)) => {}
-                _ = stopped.wait_for(|stopped| *stopped) => return,
-            }
-        }
-    }
-
-    /// # Errors
-    /// When nobody takes records any more.
-    async fn hand_on(&self, records: Vec<Delivery>, places: &mut OwnedSemaphorePermit) -> Result<(), ()> {
-        for delivery in records {
-            // A broker that answers more than was asked for gets no more room by it.
-            let place = match places.split(1) {
-                Some(place) => place,
-                None => self.room.clone().acquire_owned().await.map_err(drop)?,
-            };
-            self.queue.send(Ok(Held { delivery, place })).await.map_err(drop)?;
-        }
-        Ok(())
     }
 }

@@ -109,7 +109,7 @@ mod tests {
     const VISIBILITY: Duration = Duration::from_secs(30);
 
     fn claim(offset: u64) -> Claim {
-        Claim { shard: 0, offset: Offset(offset), attempts: 1 }
+        Claim { shard: 0, offset: Offset(offset), attempts: 1, lease: None }
     }
 
     #[test]

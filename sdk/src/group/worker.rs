@@ -14,7 +14,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
-use crate::group::deliveries::{Deliveries, Held, PollError};
+use crate::group::deliveries::{Deliveries, PollError};
+use crate::group::poller::Held;
 use crate::group::roster::Roster;
 use crate::group::{Claim, Delivery, Group};
 use crate::limits::{
@@ -62,6 +63,8 @@ pub struct WorkerBuilder {
     wait: Duration,
     stop_patience: Duration,
     shards: Option<Vec<u32>>,
+    leased: bool,
+    term: Option<Duration>,
 }
 
 impl WorkerBuilder {
@@ -72,6 +75,8 @@ impl WorkerBuilder {
             wait: GROUP_POLL_WAIT,
             stop_patience: WORKER_STOP_PATIENCE,
             shards: None,
+            leased: true,
+            term: None,
         }
     }
 
@@ -95,7 +100,19 @@ impl WorkerBuilder {
         self
     }
 
-    /// Only these shards; all by default.
+    /// Whether the broker deals the shards among the workers of the group; see [`DeliveriesBuilder::leased`](crate::DeliveriesBuilder::leased).
+    pub fn leased(mut self, leased: bool) -> Self {
+        self.leased = leased;
+        self
+    }
+
+    /// How long the shards of this worker stay its own when it is not heard of any more; see [`DeliveriesBuilder::term`](crate::DeliveriesBuilder::term).
+    pub fn term(mut self, term: Duration) -> Self {
+        self.term = Some(term);
+        self
+    }
+
+    /// Only these shards, without leases; by default all, or those that it is dealt.
     pub fn shards(mut self, shards: Vec<u32>) -> Self {
         self.shards = Some(shards);
         self
@@ -121,7 +138,10 @@ impl WorkerBuilder {
             true => self.group.visibility(visibility),
             false => self.group,
         };
-        let mut builder = group.deliveries().prefetch(self.concurrency).wait(self.wait);
+        let mut builder = group.deliveries().prefetch(self.concurrency).wait(self.wait).leased(self.leased);
+        if let Some(term) = self.term {
+            builder = builder.term(term);
+        }
         if let Some(shards) = self.shards {
             builder = builder.shards(shards);
         }
@@ -218,6 +238,7 @@ where
                 }
             }
         }
+        self.deliveries.leave().await;
         self.report.unsettled += (self.requests.len() + self.claims.len()) as u64;
         match failed {
             Some(error) if deadline.is_none() => Err(error),
@@ -234,7 +255,7 @@ where
     fn start(&mut self) {
         while !self.stopping
             && self.handlers.len() < self.concurrency
-            && let Some(Held { delivery, place }) = self.waiting.pop_front()
+            && let Some(Held { delivery, place, .. }) = self.waiting.pop_front()
         {
             let (handler, claim) = (self.handler.clone(), delivery.claim);
             let task = self.handlers.spawn(async move { handler(delivery).await });
@@ -258,7 +279,7 @@ where
 
     /// Records that no handler will get.
     fn give_back_waiting(&mut self) {
-        for Held { delivery, place } in std::mem::take(&mut self.waiting) {
+        for Held { delivery, place, .. } in std::mem::take(&mut self.waiting) {
             self.settle(delivery.claim, Settle::Nack { delay: None }, place);
         }
     }
@@ -275,7 +296,7 @@ where
             let outcome = match settle {
                 Settle::Ack => group.ack(claim).await,
                 Settle::Nack { delay } => group.nack(claim, delay).await,
-                Settle::DeadLetter => group.dead_letter(claim.shard, claim.offset).await,
+                Settle::DeadLetter => group.bury(claim).await,
             };
             Done::Settled { settle, outcome }
         });

@@ -52,7 +52,8 @@ pub const SERVER_FEATURES: Features = Features::TOPOLOGY
     .union(Features::POSITIONS)
     .union(Features::ORDERED_ANSWERS)
     .union(Features::NUMBERED_WRITES)
-    .union(Features::BINARY_MESSAGES);
+    .union(Features::BINARY_MESSAGES)
+    .union(Features::GROUP_LEASES);
 
 /// What is served only where there are folders for logs.
 const LOGGED: Features = Features::CONSUMER_GROUP
@@ -61,6 +62,7 @@ const LOGGED: Features = Features::CONSUMER_GROUP
     .union(Features::GROUP_SKIPPED)
     .union(Features::GROUP_ADMIN)
     .union(Features::GROUP_CLAIM_CONTROL)
+    .union(Features::GROUP_LEASES)
     .union(Features::ATOMIC_COMMIT)
     .union(Features::PUBLISH_CONDITIONAL)
     .union(Features::STREAM_READ)
@@ -71,7 +73,8 @@ const PRIVATE: Features = Features::CORE_HINTS
     .union(Features::POSITIONS)
     .union(Features::ORDERED_ANSWERS)
     .union(Features::NUMBERED_WRITES)
-    .union(Features::BINARY_MESSAGES);
+    .union(Features::BINARY_MESSAGES)
+    .union(Features::GROUP_LEASES);
 
 impl Session {
     /// The first frame of a stream.

@@ -16,6 +16,7 @@ use felix_wire::features::Features;
 use felix_wire::id::{Offset, RequestId};
 
 use super::group::{RecordTold, group_answer, write_polled};
+use super::lease::lease_answer;
 use super::log::{LogAnswer, write_log_answer, write_log_refusal};
 use super::refusal::Refusal;
 use super::stream::Stream;
@@ -57,13 +58,17 @@ pub enum Answering {
     Group {
         request_id: RequestId,
     },
+    /// Of a request about the members of a group.
+    Lease {
+        request_id: RequestId,
+    },
     Log(LogAnswer),
 }
 
 impl Answering {
     /// Whether the request may wait for long.
     pub fn is_poll(&self) -> bool {
-        matches!(self, Answering::Polled { .. })
+        matches!(self, Answering::Polled { .. } | Answering::Lease { .. })
     }
 }
 
@@ -252,6 +257,10 @@ pub fn write_answer(answering: &Answering, reply: &Reply, wording: Wording, out:
             return write_polled(records, (*request_id, *told), wording.form, out);
         }
         (Answering::Log(told), reply) if write_log_answer(*told, reply, out) => return,
+        (Answering::Lease { request_id }, Reply::Leases(_) | Reply::Members(_)) => {
+            let Some(message) = lease_answer(reply, *request_id) else { return };
+            message
+        }
         (Answering::Group { request_id }, reply) if group_answer(reply, *request_id).is_some() => {
             let Some(message) = group_answer(reply, *request_id) else { return };
             message

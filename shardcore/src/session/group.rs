@@ -12,7 +12,7 @@ use felix_wire::client::{
 };
 use felix_wire::control::Action as Right;
 use felix_wire::features::Features;
-use felix_wire::id::{RequestId, ShardIndex};
+use felix_wire::id::{LeaseId, RequestId, ShardIndex};
 
 use super::cache::Answering;
 use super::refusal::Refusal;
@@ -28,6 +28,7 @@ struct Wanted<'m> {
     name: (&'m str, &'m str, &'m str),
     shard: ShardIndex,
     group: &'m str,
+    lease: Option<LeaseId>,
     request_id: RequestId,
     right: Right,
 }
@@ -64,23 +65,27 @@ pub(super) fn group_request(
 fn wanted<'m>(message: &'m Message<'_>) -> Option<Wanted<'m>> {
     macro_rules! of {
         ($m:ident, $right:ident) => {
+            of!($m, $right, None)
+        };
+        ($m:ident, $right:ident, $lease:expr) => {
             Some(Wanted {
                 name: (&$m.tenant_id, &$m.namespace, &$m.stream),
                 shard: $m.shard,
                 group: &$m.group,
+                lease: $lease,
                 request_id: $m.request_id,
                 right: Right::$right,
             })
         };
     }
     match message {
-        Message::GroupPoll(m) => of!(m, GroupConsume),
+        Message::GroupPoll(m) => of!(m, GroupConsume, m.lease),
         Message::GroupAck(m)
         | Message::GroupDeadLetter(m)
         | Message::GroupDiscard(m)
-        | Message::GroupRedrive(m) => of!(m, GroupConsume),
-        Message::GroupNack(m) => of!(m, GroupConsume),
-        Message::GroupExtend(m) => of!(m, GroupConsume),
+        | Message::GroupRedrive(m) => of!(m, GroupConsume, m.lease),
+        Message::GroupNack(m) => of!(m, GroupConsume, m.lease),
+        Message::GroupExtend(m) => of!(m, GroupConsume, m.lease),
         Message::GroupDeadLetters(m) => of!(m, GroupConsume),
         Message::GroupSeek(m) => of!(m, GroupManage),
         Message::GroupDescribe(m) | Message::GroupDelete(m) => of!(m, GroupManage),
@@ -148,7 +153,7 @@ fn hand_on(
     what: GroupWhat,
     cx: &mut Cx<'_>,
 ) {
-    let Wanted { name, shard, group, request_id, right } = *wanted;
+    let Wanted { name, shard, group, lease, request_id, right } = *wanted;
     let Ok(granted) = principal.group(right, name, group, ()) else {
         return write_error(stream, &Refusal::forbidden());
     };
@@ -187,7 +192,7 @@ fn hand_on(
         | GroupWhat::Redrive { .. } => Answering::Ok { request_id },
     };
     let slot = stream.asked.open();
-    let ask = Ask::Group(Box::new(GroupAsk { group: group.into(), what }));
+    let ask = Ask::Group(Box::new(GroupAsk { group: group.into(), lease, what }));
     let place = granted.map(|()| placed);
     cx.actions.push(Action::Ask(Box::new(AskAction { stream: stream.id, place, slot, ask, answering })));
 }

@@ -11,6 +11,7 @@ pub mod cache;
 mod frames;
 mod group;
 mod inspect;
+mod lease;
 mod log;
 mod publish;
 pub mod refusal;

@@ -8,6 +8,7 @@ use felix_wire::client::{Error, Message, RefusalReason};
 use felix_wire::error_code::{ErrorCode, ErrorDetail, RetryClass};
 use felix_wire::id::Offset;
 
+use crate::lease::LeaseRefused;
 use crate::projection::group::GroupRefused;
 use crate::route::RouteError;
 use crate::shard::ask::AskRefused;
@@ -114,7 +115,24 @@ impl Refusal {
             AskRefused::Damaged { from, next } => Refusal::damaged(*from, *next),
             AskRefused::Broken(why) => Refusal::no_log(why),
             AskRefused::Group(why) => Refusal::of_group(*why),
+            AskRefused::Lease(why) => Refusal::of_lease(*why),
         }
+    }
+
+    /// A member that has to join again, or not, is told by the reason.
+    fn of_lease(why: LeaseRefused) -> Refusal {
+        let (code, reason) = match why {
+            LeaseRefused::MemberName
+            | LeaseRefused::Term
+            | LeaseRefused::NoSuchShard
+            | LeaseRefused::NeverHeld => (ErrorCode::InvalidRequest, None),
+            LeaseRefused::UnknownMember => (ErrorCode::StaleClaim, Some("unknown_member")),
+            LeaseRefused::MemberReplaced => (ErrorCode::StaleClaim, Some("member_replaced")),
+            LeaseRefused::TooManyMembers | LeaseRefused::TooManyGroups | LeaseRefused::TooMuchMemory => {
+                (ErrorCode::LimitExceeded, None)
+            }
+        };
+        Refusal { message: Cow::Owned(why.to_string()), reason, ..Refusal::new(code, "") }
     }
 
     fn of_group(why: GroupRefused) -> Refusal {
@@ -125,14 +143,15 @@ impl Refusal {
             | GroupRefused::NeverHandedOut
             | GroupRefused::InFuture { .. }
             | GroupRefused::TooOld { .. } => ErrorCode::InvalidRequest,
-            GroupRefused::StaleClaim => ErrorCode::StaleClaim,
+            GroupRefused::StaleClaim | GroupRefused::StaleLease => ErrorCode::StaleClaim,
             GroupRefused::NotListed => ErrorCode::NotFound,
             GroupRefused::TooManyPolls => ErrorCode::Overloaded,
             GroupRefused::TooManyGroups
             | GroupRefused::TooManyDeadLetters
             | GroupRefused::TooManyUnfinished => ErrorCode::LimitExceeded,
         };
-        Refusal { message: Cow::Owned(why.to_string()), ..Refusal::new(code, "") }
+        let reason = (why == GroupRefused::StaleLease).then_some("stale_lease");
+        Refusal { message: Cow::Owned(why.to_string()), reason, ..Refusal::new(code, "") }
     }
 
     /// The request does not make sense.

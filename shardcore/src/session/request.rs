@@ -18,6 +18,7 @@ use felix_wire::routing::KeyMapping;
 use super::cache::{cache_request, cache_shards};
 use super::group::group_request;
 use super::inspect::{shard_inspect, subscriptions_list};
+use super::lease::lease_request;
 use super::log::log_request;
 use super::publish::Incoming;
 use super::refusal::Refusal;
@@ -117,6 +118,7 @@ impl Session {
             Message::Extension(m) => unsupported(stream, "extension", Some(&m.name), m.request_id),
             other if cache_request(stream, &principal, &other, cx) => {}
             other if group_request(stream, (&principal, number), &other, cx) => {}
+            other if lease_request(stream, &principal, &other, cx) => {}
             Message::ShardInspect(m) => shard_inspect(stream, &principal, &m, cx),
             Message::SubscriptionsList(m) => subscriptions_list(stream, &principal, &m, cx),
             other if log_request(stream, &principal, &other, cx) => {}

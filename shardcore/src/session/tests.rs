@@ -3,6 +3,7 @@
 mod again;
 mod caches;
 mod forms;
+mod leases;
 mod logs;
 mod watches;
 

@@ -10,9 +10,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use felix_runtime::clock::Tick;
 use felix_wire::client::Records;
-use felix_wire::id::{CoreId, Offset, ProducerId, Sequence};
+use felix_wire::id::{CoreId, LeaseId, Offset, ProducerId, Sequence};
 
 use super::mail::{Doubt, NotWritten};
+use crate::lease::{LeaseAsk, LeaseRefused, LeasesView, MemberView};
 use crate::projection::cache::Condition;
 use crate::projection::group::{ConnectionId, GroupInfo, GroupRefused, Handed, Seek};
 
@@ -58,6 +59,8 @@ pub enum Ask {
         key: Bytes,
     },
     Group(Box<GroupAsk>),
+    /// For the core that leads shard 0 of the stream.
+    Lease(Box<LeaseAsk>),
     Stream(Box<StreamAsk>),
 }
 
@@ -98,6 +101,8 @@ pub struct ReadRecord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupAsk {
     pub group: Box<str>,
+    /// Of whom polls or settles under one.
+    pub lease: Option<LeaseId>,
     pub what: GroupWhat,
 }
 
@@ -157,7 +162,7 @@ pub struct PolledRecord {
 impl Ask {
     /// Whether it is about something of a stream, and not of a cache.
     pub fn is_of_stream(&self) -> bool {
-        matches!(self, Ask::Group(_) | Ask::Stream(_))
+        matches!(self, Ask::Group(_) | Ask::Lease(_) | Ask::Stream(_))
     }
 
     /// Bytes it holds.
@@ -175,6 +180,7 @@ impl Ask {
                 };
                 ask.group.len() + member
             }
+            Ask::Lease(ask) => ask.held_bytes(),
             Ask::Stream(ask) => ask.held_bytes(),
         };
         held + ASK_OVERHEAD_BYTES
@@ -221,6 +227,9 @@ pub enum Reply {
     },
     Group(GroupInfo),
     Existed(bool),
+    /// What a member of a group holds.
+    Leases(Box<LeasesView>),
+    Members(Vec<MemberView>),
     /// Written, from this offset on.
     Placed(Offset),
     /// The next offset was another one; nothing was written.
@@ -291,6 +300,7 @@ pub enum AskRefused {
     /// The log says what cannot be, and nothing of the shard is served.
     Broken(Arc<str>),
     Group(GroupRefused),
+    Lease(LeaseRefused),
 }
 
 /// A request that waits at the owner.

@@ -152,7 +152,7 @@ impl CacheShard {
                 let reply = Reply::Sum(self.counters.get(&key));
                 self.answer(asker, reply, cx);
             }
-            Ask::Group(_) | Ask::Stream(_) => self.give_back(asker, ask, cx),
+            Ask::Group(_) | Ask::Lease(_) | Ask::Stream(_) => self.give_back(asker, ask, cx),
             write => {
                 let log = self.journal(role_of(&write));
                 match log.filter(|log| log.is_backed_up()) {
@@ -224,7 +224,11 @@ impl CacheShard {
                 Err(refused) => Err(refused),
             },
             Ask::CounterAdd { key, delta, number } => self.add(asker, (key, *delta), *number, cx),
-            Ask::CacheGet { .. } | Ask::CounterGet { .. } | Ask::Group(_) | Ask::Stream(_) => Ok(()),
+            Ask::CacheGet { .. }
+            | Ask::CounterGet { .. }
+            | Ask::Group(_)
+            | Ask::Lease(_)
+            | Ask::Stream(_) => Ok(()),
         };
         match done {
             Ok(()) => Ok(()),
@@ -625,7 +629,8 @@ fn number_refusal(why: Verdict) -> NumberRefusal {
 fn role_of(ask: &Ask) -> LogRole {
     match ask {
         Ask::CacheGet { .. } | Ask::CachePut { .. } | Ask::CacheDelete { .. } => LogRole::Cache,
-        Ask::Group(_) => LogRole::Groups,
+        // Nobody keeps leases in a log.
+        Ask::Group(_) | Ask::Lease(_) => LogRole::Groups,
         Ask::Stream(_) => LogRole::Records,
         Ask::CounterAdd { .. } | Ask::CounterGet { .. } => LogRole::Counters,
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use felix_logstore::record::Batch;
 use felix_runtime::clock::Tick;
-use felix_wire::id::{CoreId, Generation, Offset};
+use felix_wire::id::{CoreId, Generation, LeaseId, Offset};
 use slab::Slab;
 
 use super::ShardCx;
@@ -155,11 +155,14 @@ impl GroupShard {
 
     fn carry_out(&mut self, asker: Asker, ask: Ask, cx: &mut ShardCx<'_>) {
         let Ask::Group(ask) = ask else { return };
-        let GroupAsk { group, what } = *ask;
+        let GroupAsk { group, lease, what } = *ask;
+        if let Err(why) = self.groups.check_lease(&group, lease) {
+            return self.answers.push((asker, Reply::Refused(AskRefused::Group(why))));
+        }
         let (now, out) = (cx.now, &mut self.outputs);
         let done = |done: Result<(), GroupRefused>| done.map(|()| Reply::Written);
         let reply = match what {
-            GroupWhat::Poll { .. } => return self.poll(asker, group, what, cx),
+            GroupWhat::Poll { .. } => return self.poll(asker, (group, lease), what, cx),
             GroupWhat::Ack { offset } => done(self.groups.ack(&group, offset, now, out)),
             GroupWhat::Nack { offset, attempts, delay } => {
                 done(self.groups.nack(&group, (offset, attempts), delay, now, out))
@@ -184,14 +187,20 @@ impl GroupShard {
         self.answers.push((asker, reply));
     }
 
-    fn poll(&mut self, asker: Asker, group: Box<str>, what: GroupWhat, cx: &mut ShardCx<'_>) {
+    fn poll(
+        &mut self,
+        asker: Asker,
+        (group, lease): (Box<str>, Option<LeaseId>),
+        what: GroupWhat,
+        cx: &mut ShardCx<'_>,
+    ) {
         let GroupWhat::Poll { connection, max_records, wait, visibility, member, reclaim } = what else {
             return;
         };
         let id = PollId(self.next_poll);
         self.next_poll += 1;
         let wait_until = (wait > Duration::ZERO).then(|| cx.now + wait);
-        let poll = Poll { id, connection, max_records, visibility, wait_until, member, reclaim };
+        let poll = Poll { id, connection, max_records, visibility, wait_until, member, reclaim, lease };
         match self.groups.poll(&group, poll, cx.now, &mut self.outputs) {
             Ok(()) => {
                 self.polls.insert(id, OpenPoll { asker, group });

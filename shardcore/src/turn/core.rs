@@ -32,6 +32,7 @@ use super::tenants::Tenants;
 use super::watching::Watching;
 use crate::access::Access;
 use crate::hash::HashState;
+use crate::lease::Leases;
 use crate::projection::group::ConnectionId;
 use crate::projection::producer::ProducerIds;
 use crate::projection::stream::feed::Feed;
@@ -125,6 +126,8 @@ pub struct Core {
     /// Consumer groups by their shard, and when the first of them has something to do.
     pub(super) groups: Map<ShardId, GroupShard>,
     pub(super) groups_due: Option<Tick>,
+    /// Members of the groups of streams whose shard 0 is here.
+    pub(super) leases: Leases,
     pub(super) compacting: Compacting,
     /// Machines opened over logs so far.
     pub(super) lives: u64,
@@ -216,6 +219,7 @@ impl Core {
             caches_unmade: Vec::new(),
             groups: Map::default(),
             groups_due: None,
+            leases: Leases::default(),
             compacting: Compacting::default(),
             lives: 0,
             next_retain: Tick::ZERO,
@@ -324,6 +328,7 @@ impl Core {
     /// milliseconds since 1970.
     pub fn turn(&mut self, now: Tick, unix_ms: u64) -> bool {
         self.set_time(unix_ms);
+        self.leases.begin(now, unix_ms);
         self.counters.add(Counter::Turns, 1);
         self.quic.handle_timeouts(now);
         self.handle_events(now);
@@ -335,6 +340,7 @@ impl Core {
         }
         self.run_store(now);
         self.run_groups(now);
+        self.run_leases(now);
         self.collect_for_watches(now);
         self.run_compaction(now);
         self.flush_shards(now);
@@ -395,7 +401,7 @@ impl Core {
         let idle = quiet && told && !self.tenants.is_untold() && self.drain == Drain::No;
         let sweep = self.next_sweep.filter(|_| !idle);
         let store = self.store.as_ref().and_then(Store::next_timeout);
-        let due = [sweep, store, self.groups_due, self.compacting.due()];
+        let due = [sweep, store, self.groups_due, self.leases.next_deadline(), self.compacting.due()];
         self.quic.next_timeout().into_iter().chain(due.into_iter().flatten()).min()
     }
 

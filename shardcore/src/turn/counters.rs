@@ -64,6 +64,8 @@ counters! {
     ShardsUnread Gauge "shards_unread" "Shards of caches, and of streams with groups, that are not served because a log beside them cannot be read.";
     Groups Gauge "groups" "Consumer groups in memory.";
     GroupPolls Gauge "group_polls_waiting" "Polls of them that wait or are being read for.";
+    GroupRosters Gauge "groups_with_members" "Consumer groups with members that shards are leased to.";
+    GroupMembers Gauge "group_members" "Members of them.";
     Watches Gauge "cache_watches" "Live watches of caches.";
     WatchesLagged Counter "cache_watches_lagged" "Watches that ended because they did not keep up.";
     EventFrames Counter "delivered_frames" "Event frames written.";

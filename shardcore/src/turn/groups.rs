@@ -95,6 +95,7 @@ impl Core {
         for id in ids {
             self.with_groups(now, id, |groups, cx| groups.cancel_all(cx));
         }
+        self.end_heartbeats(now);
         self.route_outputs(now);
     }
 
@@ -180,6 +181,7 @@ impl Core {
         let unread = self.caches.values().filter(|cache| cache.is_unread()).count()
             + self.groups.values().filter(|groups| groups.is_unread()).count();
         self.counters.set(Counter::ShardsUnread, unread as u64);
+        self.count_leases();
         self.route_outputs(now);
     }
 }

@@ -10,6 +10,7 @@ mod groups;
 #[cfg(any(test, feature = "sim"))]
 mod held;
 pub mod lane;
+mod leases;
 pub mod listing;
 mod publishing;
 mod ready;

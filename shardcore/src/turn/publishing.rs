@@ -259,6 +259,10 @@ impl Core {
                 let asker = Asker { core: from, token };
                 return self.handle_group_ask(now, asker, (id, generation), *ask);
             }
+            ShardInput::Ask { token, ask: Ask::Lease(ask) } => {
+                let asker = Asker { core: from, token };
+                return self.handle_lease_ask(now, asker, (id, generation), *ask);
+            }
             ShardInput::Ask { token, ask: Ask::Stream(ask) } => {
                 let asker = Asker { core: from, token };
                 return self.handle_stream_ask(now, asker, (id, generation), ask);
@@ -270,7 +274,9 @@ impl Core {
                 return self.handle_watch(now, (from, token), (id, generation), ask);
             }
             ShardInput::Cancel { token } => {
-                return self.cancel_poll(now, Asker { core: from, token }, id);
+                let asker = Asker { core: from, token };
+                self.cancel_heartbeat(now, asker, id);
+                return self.cancel_poll(now, asker, id);
             }
             other => other,
         };

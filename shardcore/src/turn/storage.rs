@@ -476,6 +476,7 @@ impl Core {
     /// Ends a shard: what it owes is answered and its subscriptions are told.
     pub(super) fn close_shard(&mut self, now: Tick, id: ShardId, why: Ending) {
         self.close_groups(now, id, why);
+        self.close_leases(id);
         if let Some(mut shard) = self.shards.remove(&id) {
             if let Some((at, store)) = shard.log().zip(self.store.as_mut()) {
                 store.unserve(at);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::json;
 use super::subscribe::StartPosition;
-use crate::id::{Offset, RequestId, ShardIndex};
+use crate::id::{LeaseId, Offset, RequestId, ShardIndex};
 
 /// `group_poll`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +47,9 @@ pub struct GroupPoll<'a> {
     /// How long claims hold, milliseconds; 0 is the group's own.
     #[serde(default, deserialize_with = "json::or_default", skip_serializing_if = "json::is_default")]
     pub visibility_ms: u64,
+    /// Private, `GROUP_LEASES`: under which lease of the shard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<LeaseId>,
 }
 
 /// `group_records`.
@@ -107,6 +110,9 @@ pub struct GroupOffset<'a> {
     pub offset: Offset,
     /// The request, echoed by its answer.
     pub request_id: RequestId,
+    /// Private, `GROUP_LEASES`: under which lease of the shard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<LeaseId>,
 }
 
 /// `group_dead_letters`, `group_describe`, `group_delete`: something about the group.
@@ -157,6 +163,9 @@ pub struct GroupNack<'a> {
     /// Only the claim of this delivery; 0 is whatever claim stands.
     #[serde(default, deserialize_with = "json::or_default", skip_serializing_if = "json::is_default")]
     pub attempts: u32,
+    /// Private, `GROUP_LEASES`: under which lease of the shard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<LeaseId>,
 }
 
 /// `group_extend`.
@@ -184,6 +193,9 @@ pub struct GroupExtend<'a> {
     pub extend_ms: u64,
     /// The request, echoed by its answer.
     pub request_id: RequestId,
+    /// Private, `GROUP_LEASES`: under which lease of the shard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<LeaseId>,
 }
 
 /// `group_extended`.

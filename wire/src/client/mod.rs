@@ -15,6 +15,7 @@ pub mod events;
 pub mod group;
 pub mod inspect;
 mod json;
+pub mod lease;
 pub mod publish;
 pub mod publish_ack;
 pub mod publish_frame;
@@ -48,6 +49,10 @@ pub use group::{
     GroupPoll, GroupPosition, GroupRecord, GroupRecords, GroupRequest, GroupSeek,
 };
 pub use inspect::{ShardInspect, ShardInspectInfo, SubscriptionsList, SubscriptionsListInfo};
+pub use lease::{
+    GroupHeartbeat, GroupJoin, GroupLeases, GroupLeave, GroupMemberList, GroupMembers, LeaseView, MemberView,
+    ShardLease,
+};
 pub use publish::{
     AckRequest, ProducerInit, ProducerInitOk, Publish, PublishBatch, PublishError, PublishIdempotent,
     PublishIf, PublishOk, PublishRefused, PublishWidth, RefusalReason,
@@ -274,6 +279,18 @@ messages! {
     GroupInfo(GroupInfo) = "group_info";
     /// Whether there was a group to remove.
     GroupDeleted(GroupDeleted) = "group_deleted";
+    /// Makes a member of a group.
+    GroupJoin(GroupJoin<'a>) = "group_join";
+    /// Keeps a member and its leases.
+    GroupHeartbeat(GroupHeartbeat<'a>) = "group_heartbeat";
+    /// What a member holds.
+    GroupLeases(GroupLeases) = "group_leases";
+    /// Ends a membership with its leases.
+    GroupLeave(GroupLeave<'a>) = "group_leave";
+    /// Asks for the members of a group.
+    GroupMembers(GroupMembers<'a>) = "group_members";
+    /// The members of a group.
+    GroupMemberList(GroupMemberList<'a>) = "group_member_list";
     /// Asks for the first record at or after a time.
     OffsetForTime(OffsetForTime<'a>) = "offset_for_time";
     /// An offset, or none.

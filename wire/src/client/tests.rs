@@ -172,6 +172,44 @@ fn private_members_are_absent_until_they_are_set() {
 }
 
 #[test]
+fn messages_about_members_are_written_as_the_page_says() {
+    let names = r#""tenant_id":"t","namespace":"n","stream":"s","group":"g""#;
+    let lease = r#"{"shard":3,"lease":1800000000000000,"left_ms":900}"#;
+    let back = r#"{"shard":4,"lease":18446744073709551615,"left_ms":0,"give_back":true}"#;
+    let texts = [
+        format!(
+            r#"{{"type":"group_join",{names},"member":"m","instance":18446744073709551615,"request_id":1}}"#
+        ),
+        format!(
+            r#"{{"type":"group_join",{names},"member":"m","instance":0,"term_ms":10000,"request_id":1}}"#
+        ),
+        format!(r#"{{"type":"group_heartbeat",{names},"member":"m","session":7,"request_id":1}}"#),
+        format!(
+            r#"{{"type":"group_heartbeat",{names},"member":"m","session":7,"released":[{{"shard":3,"lease":9}}],"seen":2,"wait_ms":3000,"request_id":1}}"#
+        ),
+        format!(r#"{{"type":"group_leave",{names},"member":"m","session":7,"request_id":1}}"#),
+        format!(r#"{{"type":"group_members",{names},"request_id":1}}"#),
+        format!(
+            r#"{{"type":"group_leases","session":7,"version":2,"term_ms":10000,"members":3,"leases":[{lease},{back}],"request_id":1}}"#
+        ),
+        format!(
+            r#"{{"type":"group_member_list","members":[{{"member":"m","principal":"p","session":7,"left_ms":5,"leases":[{back}]}}],"request_id":1}}"#
+        ),
+        format!(
+            r#"{{"type":"group_poll","tenant_id":"t","namespace":"n","stream":"s","shard":0,"group":"g","max_records":1,"wait_ms":0,"request_id":1,"lease":9}}"#
+        ),
+        format!(
+            r#"{{"type":"group_ack","tenant_id":"t","namespace":"n","stream":"s","shard":0,"group":"g","offset":1,"request_id":1,"lease":9}}"#
+        ),
+    ];
+    for text in texts {
+        let message = decode(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert!(!matches!(message, Message::Unknown(_)), "{text}");
+        assert_eq!(written(&message), text);
+    }
+}
+
+#[test]
 fn null_reads_as_absent_for_every_kind_of_optional_member() {
     let text = r#"{"type":"group_poll","tenant_id":"t","namespace":"n","stream":"s","shard":0,"group":"g","max_records":1,"wait_ms":null,"request_id":1,"consumer":null,"reclaim":null,"visibility_ms":null}"#;
     let Ok(Message::GroupPoll(poll)) = decode(text) else { panic!("a poll") };

@@ -1926,6 +1926,7 @@ impl<'a> GroupPoll<'a> {
   pub const VT_CONSUMER: ::flatbuffers::VOffsetT = 10;
   pub const VT_RECLAIM: ::flatbuffers::VOffsetT = 12;
   pub const VT_VISIBILITY_MS: ::flatbuffers::VOffsetT = 14;
+  pub const VT_LEASE: ::flatbuffers::VOffsetT = 16;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -1937,6 +1938,7 @@ impl<'a> GroupPoll<'a> {
     args: &'args GroupPollArgs<'args>
   ) -> ::flatbuffers::WIPOffset<GroupPoll<'bldr>> {
     let mut builder = GroupPollBuilder::new(_fbb);
+    if let Some(x) = args.lease { builder.add_lease(x); }
     builder.add_visibility_ms(args.visibility_ms);
     builder.add_wait_ms(args.wait_ms);
     if let Some(x) = args.consumer { builder.add_consumer(x); }
@@ -1989,6 +1991,13 @@ impl<'a> GroupPoll<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<u64>(GroupPoll::VT_VISIBILITY_MS, Some(0)).unwrap()}
   }
+  #[inline]
+  pub fn lease(&self) -> Option<u64> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(GroupPoll::VT_LEASE, None)}
+  }
 }
 
 impl ::flatbuffers::Verifiable for GroupPoll<'_> {
@@ -2003,6 +2012,7 @@ impl ::flatbuffers::Verifiable for GroupPoll<'_> {
      .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("consumer", Self::VT_CONSUMER, false)?
      .visit_field::<bool>("reclaim", Self::VT_RECLAIM, false)?
      .visit_field::<u64>("visibility_ms", Self::VT_VISIBILITY_MS, false)?
+     .visit_field::<u64>("lease", Self::VT_LEASE, false)?
      .finish();
     Ok(())
   }
@@ -2014,6 +2024,7 @@ pub struct GroupPollArgs<'a> {
     pub consumer: Option<::flatbuffers::WIPOffset<&'a str>>,
     pub reclaim: bool,
     pub visibility_ms: u64,
+    pub lease: Option<u64>,
 }
 impl<'a> Default for GroupPollArgs<'a> {
   #[inline]
@@ -2025,6 +2036,7 @@ impl<'a> Default for GroupPollArgs<'a> {
       consumer: None,
       reclaim: false,
       visibility_ms: 0,
+      lease: None,
     }
   }
 }
@@ -2059,6 +2071,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> GroupPollBuilder<'a, 'b, A> {
     self.fbb_.push_slot::<u64>(GroupPoll::VT_VISIBILITY_MS, visibility_ms, 0);
   }
   #[inline]
+  pub fn add_lease(&mut self, lease: u64) {
+    self.fbb_.push_slot_always::<u64>(GroupPoll::VT_LEASE, lease);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> GroupPollBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     GroupPollBuilder {
@@ -2083,6 +2099,7 @@ impl ::core::fmt::Debug for GroupPoll<'_> {
       ds.field("consumer", &self.consumer());
       ds.field("reclaim", &self.reclaim());
       ds.field("visibility_ms", &self.visibility_ms());
+      ds.field("lease", &self.lease());
       ds.finish()
   }
 }
@@ -2105,6 +2122,7 @@ impl<'a> GroupSettle<'a> {
   pub const VT_GROUP: ::flatbuffers::VOffsetT = 4;
   pub const VT_WHAT: ::flatbuffers::VOffsetT = 6;
   pub const VT_OFFSET: ::flatbuffers::VOffsetT = 8;
+  pub const VT_LEASE: ::flatbuffers::VOffsetT = 10;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -2116,6 +2134,7 @@ impl<'a> GroupSettle<'a> {
     args: &'args GroupSettleArgs<'args>
   ) -> ::flatbuffers::WIPOffset<GroupSettle<'bldr>> {
     let mut builder = GroupSettleBuilder::new(_fbb);
+    if let Some(x) = args.lease { builder.add_lease(x); }
     builder.add_offset(args.offset);
     if let Some(x) = args.group { builder.add_group(x); }
     builder.add_what(args.what);
@@ -2144,6 +2163,13 @@ impl<'a> GroupSettle<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<u64>(GroupSettle::VT_OFFSET, Some(0)).unwrap()}
   }
+  #[inline]
+  pub fn lease(&self) -> Option<u64> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(GroupSettle::VT_LEASE, None)}
+  }
 }
 
 impl ::flatbuffers::Verifiable for GroupSettle<'_> {
@@ -2155,6 +2181,7 @@ impl ::flatbuffers::Verifiable for GroupSettle<'_> {
      .visit_field::<::flatbuffers::ForwardsUOffset<Group>>("group", Self::VT_GROUP, true)?
      .visit_field::<Settle>("what", Self::VT_WHAT, false)?
      .visit_field::<u64>("offset", Self::VT_OFFSET, false)?
+     .visit_field::<u64>("lease", Self::VT_LEASE, false)?
      .finish();
     Ok(())
   }
@@ -2163,6 +2190,7 @@ pub struct GroupSettleArgs<'a> {
     pub group: Option<::flatbuffers::WIPOffset<Group<'a>>>,
     pub what: Settle,
     pub offset: u64,
+    pub lease: Option<u64>,
 }
 impl<'a> Default for GroupSettleArgs<'a> {
   #[inline]
@@ -2171,6 +2199,7 @@ impl<'a> Default for GroupSettleArgs<'a> {
       group: None, // required field
       what: Settle::Ack,
       offset: 0,
+      lease: None,
     }
   }
 }
@@ -2191,6 +2220,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> GroupSettleBuilder<'a, 'b, A>
   #[inline]
   pub fn add_offset(&mut self, offset: u64) {
     self.fbb_.push_slot::<u64>(GroupSettle::VT_OFFSET, offset, 0);
+  }
+  #[inline]
+  pub fn add_lease(&mut self, lease: u64) {
+    self.fbb_.push_slot_always::<u64>(GroupSettle::VT_LEASE, lease);
   }
   #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> GroupSettleBuilder<'a, 'b, A> {
@@ -2214,6 +2247,7 @@ impl ::core::fmt::Debug for GroupSettle<'_> {
       ds.field("group", &self.group());
       ds.field("what", &self.what());
       ds.field("offset", &self.offset());
+      ds.field("lease", &self.lease());
       ds.finish()
   }
 }
@@ -2237,6 +2271,7 @@ impl<'a> GroupNack<'a> {
   pub const VT_OFFSET: ::flatbuffers::VOffsetT = 6;
   pub const VT_DELAY_MS: ::flatbuffers::VOffsetT = 8;
   pub const VT_ATTEMPTS: ::flatbuffers::VOffsetT = 10;
+  pub const VT_LEASE: ::flatbuffers::VOffsetT = 12;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -2248,6 +2283,7 @@ impl<'a> GroupNack<'a> {
     args: &'args GroupNackArgs<'args>
   ) -> ::flatbuffers::WIPOffset<GroupNack<'bldr>> {
     let mut builder = GroupNackBuilder::new(_fbb);
+    if let Some(x) = args.lease { builder.add_lease(x); }
     builder.add_delay_ms(args.delay_ms);
     builder.add_offset(args.offset);
     builder.add_attempts(args.attempts);
@@ -2284,6 +2320,13 @@ impl<'a> GroupNack<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<u32>(GroupNack::VT_ATTEMPTS, Some(0)).unwrap()}
   }
+  #[inline]
+  pub fn lease(&self) -> Option<u64> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(GroupNack::VT_LEASE, None)}
+  }
 }
 
 impl ::flatbuffers::Verifiable for GroupNack<'_> {
@@ -2296,6 +2339,7 @@ impl ::flatbuffers::Verifiable for GroupNack<'_> {
      .visit_field::<u64>("offset", Self::VT_OFFSET, false)?
      .visit_field::<u64>("delay_ms", Self::VT_DELAY_MS, false)?
      .visit_field::<u32>("attempts", Self::VT_ATTEMPTS, false)?
+     .visit_field::<u64>("lease", Self::VT_LEASE, false)?
      .finish();
     Ok(())
   }
@@ -2305,6 +2349,7 @@ pub struct GroupNackArgs<'a> {
     pub offset: u64,
     pub delay_ms: u64,
     pub attempts: u32,
+    pub lease: Option<u64>,
 }
 impl<'a> Default for GroupNackArgs<'a> {
   #[inline]
@@ -2314,6 +2359,7 @@ impl<'a> Default for GroupNackArgs<'a> {
       offset: 0,
       delay_ms: 0,
       attempts: 0,
+      lease: None,
     }
   }
 }
@@ -2340,6 +2386,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> GroupNackBuilder<'a, 'b, A> {
     self.fbb_.push_slot::<u32>(GroupNack::VT_ATTEMPTS, attempts, 0);
   }
   #[inline]
+  pub fn add_lease(&mut self, lease: u64) {
+    self.fbb_.push_slot_always::<u64>(GroupNack::VT_LEASE, lease);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> GroupNackBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     GroupNackBuilder {
@@ -2362,6 +2412,7 @@ impl ::core::fmt::Debug for GroupNack<'_> {
       ds.field("offset", &self.offset());
       ds.field("delay_ms", &self.delay_ms());
       ds.field("attempts", &self.attempts());
+      ds.field("lease", &self.lease());
       ds.finish()
   }
 }
@@ -2385,6 +2436,7 @@ impl<'a> GroupExtend<'a> {
   pub const VT_OFFSET: ::flatbuffers::VOffsetT = 6;
   pub const VT_ATTEMPTS: ::flatbuffers::VOffsetT = 8;
   pub const VT_EXTEND_MS: ::flatbuffers::VOffsetT = 10;
+  pub const VT_LEASE: ::flatbuffers::VOffsetT = 12;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -2396,6 +2448,7 @@ impl<'a> GroupExtend<'a> {
     args: &'args GroupExtendArgs<'args>
   ) -> ::flatbuffers::WIPOffset<GroupExtend<'bldr>> {
     let mut builder = GroupExtendBuilder::new(_fbb);
+    if let Some(x) = args.lease { builder.add_lease(x); }
     builder.add_extend_ms(args.extend_ms);
     builder.add_offset(args.offset);
     builder.add_attempts(args.attempts);
@@ -2432,6 +2485,13 @@ impl<'a> GroupExtend<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<u64>(GroupExtend::VT_EXTEND_MS, Some(0)).unwrap()}
   }
+  #[inline]
+  pub fn lease(&self) -> Option<u64> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(GroupExtend::VT_LEASE, None)}
+  }
 }
 
 impl ::flatbuffers::Verifiable for GroupExtend<'_> {
@@ -2444,6 +2504,7 @@ impl ::flatbuffers::Verifiable for GroupExtend<'_> {
      .visit_field::<u64>("offset", Self::VT_OFFSET, false)?
      .visit_field::<u32>("attempts", Self::VT_ATTEMPTS, false)?
      .visit_field::<u64>("extend_ms", Self::VT_EXTEND_MS, false)?
+     .visit_field::<u64>("lease", Self::VT_LEASE, false)?
      .finish();
     Ok(())
   }
@@ -2453,6 +2514,7 @@ pub struct GroupExtendArgs<'a> {
     pub offset: u64,
     pub attempts: u32,
     pub extend_ms: u64,
+    pub lease: Option<u64>,
 }
 impl<'a> Default for GroupExtendArgs<'a> {
   #[inline]
@@ -2462,6 +2524,7 @@ impl<'a> Default for GroupExtendArgs<'a> {
       offset: 0,
       attempts: 0,
       extend_ms: 0,
+      lease: None,
     }
   }
 }
@@ -2488,6 +2551,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> GroupExtendBuilder<'a, 'b, A>
     self.fbb_.push_slot::<u64>(GroupExtend::VT_EXTEND_MS, extend_ms, 0);
   }
   #[inline]
+  pub fn add_lease(&mut self, lease: u64) {
+    self.fbb_.push_slot_always::<u64>(GroupExtend::VT_LEASE, lease);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> GroupExtendBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     GroupExtendBuilder {
@@ -2510,6 +2577,7 @@ impl ::core::fmt::Debug for GroupExtend<'_> {
       ds.field("offset", &self.offset());
       ds.field("attempts", &self.attempts());
       ds.field("extend_ms", &self.extend_ms());
+      ds.field("lease", &self.lease());
       ds.finish()
   }
 }

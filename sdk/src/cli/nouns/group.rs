@@ -3,6 +3,7 @@
 mod dead;
 mod poll;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use self::poll::PollArgs;
 use super::{Context, Failure, Format, Outcome, OutputArgs, confirm, remark};
 use crate::cli::connect::connect;
 use crate::cli::{duration, on_runtime};
+use crate::group::lease::GroupMember;
 use crate::group::{Claim, Group, GroupPosition, SeekTo};
 
 #[derive(Clone, Debug, Subcommand)]
@@ -73,7 +75,7 @@ pub enum Verb {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Show how the group is doing on each shard
+    /// Show how the group is doing on each shard, and to which member it is leased
     #[command(visible_alias = "info")]
     Describe {
         #[command(flatten)]
@@ -136,7 +138,8 @@ impl FromStr for ClaimArg {
             _ => return Err(wrong()),
         };
         // Both were checked to fit.
-        Ok(Self(Claim { shard: shard as u32, offset: Offset(offset), attempts: attempts as u32 }))
+        let (shard, attempts) = (shard as u32, attempts as u32);
+        Ok(Self(Claim { shard, offset: Offset(offset), attempts, lease: None }))
     }
 }
 
@@ -163,6 +166,9 @@ struct Info {
     in_flight: u64,
     owed: u64,
     dead_letters: u64,
+    /// To whom it is leased.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    member: Option<String>,
 }
 
 impl Verb {
@@ -272,8 +278,25 @@ fn show_positions(format: Format, positions: &[GroupPosition]) -> Outcome {
     })
 }
 
+/// Which member holds each shard, and a remark on all of them.
+async fn holders(group: &Group) -> Outcome<HashMap<u32, String>> {
+    if !group.is_leased_by_brokers().await? {
+        return Ok(HashMap::new());
+    }
+    let members = group.members().await?;
+    if !members.is_empty() {
+        let shown = |member: &GroupMember| format!("{} ({})", member.name, member.leases.len());
+        let members: Vec<String> = members.iter().map(shown).collect();
+        remark(&format!("members, and how many shards each holds: {}", members.join(", ")));
+    }
+    let held =
+        |member: GroupMember| member.leases.into_iter().map(move |lease| (lease.shard, member.name.clone()));
+    Ok(members.into_iter().flat_map(held).collect())
+}
+
 fn describe(context: &Context, group: &GroupArgs) -> Outcome {
     let infos = group.with(context, async |group| {
+        let mut holders = holders(group).await?;
         let mut infos = Vec::new();
         for shard in 0..group.shard_count().await? {
             let info = group.describe(shard).await?;
@@ -286,11 +309,12 @@ fn describe(context: &Context, group: &GroupArgs) -> Outcome {
                 in_flight: info.in_flight,
                 owed: info.owed,
                 dead_letters: info.dead_letters,
+                member: holders.remove(&shard),
             });
         }
         Ok(infos)
     })?;
-    let headers = ["SHARD", "COMMITTED", "TAIL", "LAG", "IN FLIGHT", "OWED", "DEAD"];
+    let headers = ["SHARD", "COMMITTED", "TAIL", "LAG", "IN FLIGHT", "OWED", "DEAD", "MEMBER"];
     let or_dash = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
     context.format.rows(&infos, &headers, |info| {
         vec![
@@ -301,6 +325,7 @@ fn describe(context: &Context, group: &GroupArgs) -> Outcome {
             info.in_flight.to_string(),
             info.owed.to_string(),
             info.dead_letters.to_string(),
+            info.member.clone().unwrap_or_else(|| "-".to_owned()),
         ]
     })
 }
@@ -311,7 +336,9 @@ mod tests {
 
     #[test]
     fn claims_are_read_as_they_are_shown() {
-        let claim = |shard, offset, attempts| Ok(ClaimArg(Claim { shard, offset: Offset(offset), attempts }));
+        let claim = |shard, offset, attempts| {
+            Ok(ClaimArg(Claim { shard, offset: Offset(offset), attempts, lease: None }))
+        };
         assert_eq!("3/41".parse(), claim(3, 41, 0));
         assert_eq!("3/41/2".parse(), claim(3, 41, 2));
         let most = format!("{}/{}/{}", u32::MAX, u64::MAX, u32::MAX);

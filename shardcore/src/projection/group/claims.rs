@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use felix_runtime::clock::Tick;
 use felix_runtime::planted::{self, Defect};
+use felix_wire::id::LeaseId;
 
 /// Names a poll; chosen by whoever asks, never twice while it is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,7 +29,7 @@ pub enum State {
     /// Being read for a poll.
     Reserved { poll: PollId },
     /// Handed out.
-    Claimed { until: Tick, member: Option<MemberId>, connection: ConnectionId },
+    Claimed { until: Tick, member: Option<MemberId>, connection: ConnectionId, lease: Option<LeaseId> },
     /// To be handed out, those of a predecessor first.
     Ready { reclaimed: bool },
     /// To be handed out then.
@@ -175,6 +176,13 @@ impl Claims {
             self.timers.insert((until, at));
             *held = until;
         }
+    }
+
+    /// What is claimed under another lease than this one, lowest first.
+    pub fn under_other_leases(&self, than: LeaseId) -> Vec<u64> {
+        let other =
+            |slot: &Slot| matches!(slot.state, State::Claimed { lease: Some(lease), .. } if lease != than);
+        self.slots.iter().filter(|(_, slot)| other(slot)).map(|(at, _)| *at).collect()
     }
 
     /// Removes every slot below `at`.

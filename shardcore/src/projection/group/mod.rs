@@ -21,7 +21,7 @@ use std::time::Duration;
 use felix_logstore::record::{Batch, BatchKind};
 use felix_runtime::clock::Tick;
 use felix_runtime::planted::{self, Defect};
-use felix_wire::id::Offset;
+use felix_wire::id::{LeaseId, Offset};
 use felix_wire::limits::{CONSUMER_LEN_MAX, GROUP_POLL_RECORDS_MAX};
 use slab::Slab;
 
@@ -85,6 +85,8 @@ pub struct Poll {
     pub member: Option<Box<[u8]>>,
     /// Give back what this member holds from other connections.
     pub reclaim: bool,
+    /// The lease of the shard under which it asks.
+    pub lease: Option<LeaseId>,
 }
 
 /// Records to be read for a poll, in the order in which they are to be answered: as many as fit its answer, at least one.
@@ -149,6 +151,8 @@ pub enum GroupRefused {
     NeverHandedOut,
     #[error("the claim is not known any more")]
     StaleClaim,
+    #[error("a later lease of the shard has taken its place")]
+    StaleLease,
     #[error("the record is no dead letter of the group")]
     NotListed,
     #[error("the list of dead letters is full")]
@@ -370,7 +374,7 @@ impl GroupsCore {
     /// Takes a poll; it is answered by [`Self::fetched`] or [`GroupOutput::Empty`].
     ///
     /// # Errors
-    /// What is wrong with it, or `TooManyGroups`, `TooManyPolls`.
+    /// What is wrong with it, or `TooManyGroups`, `TooManyPolls`, `StaleLease`.
     pub fn poll(
         &mut self,
         group: &str,
@@ -390,6 +394,15 @@ impl GroupsCore {
             self.polls.remove(&id);
         }
         taken
+    }
+
+    /// Whether a lease is as good as any that has polled; none always is.
+    ///
+    /// # Errors
+    /// `StaleLease` when a larger one has polled the group.
+    pub fn check_lease(&self, group: &str, lease: Option<LeaseId>) -> Result<(), GroupRefused> {
+        let known = self.names.get(group).and_then(|at| self.groups.get(*at));
+        known.map_or(Ok(()), |(_, group)| group.check_lease(lease))
     }
 
     /// What was read for a poll: `taken` go out, in order; `gone` (in offset order) have no record and never will. The

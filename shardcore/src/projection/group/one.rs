@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use felix_runtime::clock::Tick;
 use felix_runtime::planted::{self, Defect};
-use felix_wire::id::Offset;
+use felix_wire::id::{LeaseId, Offset};
 
 use super::claims::{Claims, ConnectionId, PollId, Slot, State};
 use super::durable::Durable;
@@ -63,6 +63,9 @@ pub struct Group {
     reclaims: BTreeSet<(ConnectionId, Box<[u8]>)>,
     changes: Vec<Change>,
     used: Tick,
+    /// The largest lease that has polled, and polls under smaller ones that are to be answered.
+    lease: Option<LeaseId>,
+    fenced: Vec<PollId>,
 }
 
 impl Group {
@@ -91,7 +94,11 @@ impl Group {
     /// Drops what is only in memory.
     pub fn rest(&mut self, extent: Extent) {
         let durable = std::mem::take(&mut self.durable);
-        *self = Group { used: self.used, ..Group::new(durable, extent, self.handed_end.max(self.next)) };
+        *self = Group {
+            used: self.used,
+            lease: self.lease,
+            ..Group::new(durable, extent, self.handed_end.max(self.next))
+        };
     }
 
     /// When it wants to be told the time.
@@ -118,7 +125,7 @@ impl Group {
     /// Takes a poll. What becomes of it is told by [`Self::pump`], which the caller calls next.
     ///
     /// # Errors
-    /// `TooManyPolls`.
+    /// `TooManyPolls`, `StaleLease`.
     pub fn poll(
         &mut self,
         poll: Poll,
@@ -128,7 +135,11 @@ impl Group {
         if self.waiting.len() + self.reading.len() >= POLLS_MAX {
             return Err(GroupRefused::TooManyPolls);
         }
+        self.check_lease(poll.lease)?;
         self.used = now;
+        if let Some(lease) = poll.lease.filter(|lease| self.lease.is_none_or(|known| known < *lease)) {
+            self.fence(lease, now, extent, settings);
+        }
         if let Some(member) = poll.member.as_deref().filter(|_| poll.reclaim) {
             self.reclaim(member, poll.connection, extent, settings);
         }
@@ -138,6 +149,41 @@ impl Group {
         let place = self.waiting.last_key_value().map_or(0, |(last, _)| last + 1);
         self.wait(place, Asked { poll, visibility, until, offsets: Vec::new() });
         Ok(())
+    }
+
+    /// # Errors
+    /// `StaleLease` for one that is smaller than the largest that has polled.
+    pub fn check_lease(&self, lease: Option<LeaseId>) -> Result<(), GroupRefused> {
+        match lease.is_some() && lease < self.lease {
+            true => Err(GroupRefused::StaleLease),
+            false => Ok(()),
+        }
+    }
+
+    /// A later lease begins: what is claimed under those before it is owed at once, and their polls get nothing.
+    fn fence(&mut self, lease: LeaseId, now: Tick, extent: Extent, settings: &GroupSettings) {
+        self.lease = Some(lease);
+        for at in self.claims.under_other_leases(lease) {
+            let attempts = self.claims.get(at).map_or(0, |slot| slot.attempts);
+            self.fail(at, attempts, State::Ready { reclaimed: true }, settings, extent);
+        }
+        let leased = |asked: &Asked| asked.poll.lease.is_some();
+        let waiting = self.waiting.iter().filter(|(_, asked)| leased(asked)).map(|(place, _)| *place);
+        for place in waiting.collect::<Vec<_>>() {
+            let asked = self.stop_waiting(place);
+            self.fenced.extend(asked.map(|asked| asked.poll.id));
+        }
+        let reading = self.reading.iter_mut().filter(|(_, asked)| leased(asked));
+        let mut reserved = Vec::new();
+        for (id, asked) in reading {
+            asked.until = now;
+            reserved.extend(std::mem::take(&mut asked.offsets).into_iter().map(|at| (at, *id)));
+        }
+        for (at, id) in reserved {
+            if self.is_reserved(at, id) {
+                self.give_back(at);
+            }
+        }
     }
 
     fn wait(&mut self, place: i64, asked: Asked) {
@@ -155,6 +201,7 @@ impl Group {
 
     /// Gives waiting polls what there is, in the order in which they came, and ends the waits that are over.
     pub fn pump(&mut self, now: Tick, extent: Extent, settings: &GroupSettings, out: &mut Vec<Outcome>) {
+        out.extend(self.fenced.drain(..).map(Outcome::Empty));
         while let Some((place, first)) = self.waiting.first_key_value() {
             let (place, id, most) = (*place, first.poll.id, first.poll.max_records as usize);
             let offsets = self.gather(id, most, extent, settings);
@@ -229,7 +276,8 @@ impl Group {
         for at in taken.iter().map(|at| at.0) {
             let Some(slot) = self.claims.get(at).filter(|_| self.is_reserved(at, id)) else { continue };
             let attempts = slot.attempts.saturating_add(1);
-            let state = State::Claimed { until, member, connection: asked.poll.connection };
+            let Poll { connection, lease, .. } = asked.poll;
+            let state = State::Claimed { until, member, connection, lease };
             self.claims.set(at, Slot { attempts, state });
             let skipped = (1..=at).take_while(|back| gone.binary_search(&Offset(at - back)).is_ok()).count();
             handed.push(Handed { offset: Offset(at), attempts, skipped_before: skipped as u64 });

@@ -36,6 +36,7 @@ impl Shard {
             wait_until: None,
             member: None,
             reclaim: false,
+            lease: None,
         }
     }
 
@@ -488,6 +489,83 @@ fn retention_takes_what_it_takes_from_groups_too() {
     assert_eq!((shard.ack(2), shard.ack(3)), (Ok(()), Ok(())), "what is gone is finished");
     assert_eq!(shard.info().committed, Some(Offset(5)));
     assert_eq!(shard.restarted().core.durable("g"), shard.core.durable("g"));
+}
+
+impl Shard {
+    /// Polls under a lease; none when it waits.
+    fn poll_under(
+        &mut self,
+        lease: u64,
+        wait: Option<Tick>,
+    ) -> Result<Option<Vec<(u64, u32)>>, GroupRefused> {
+        let poll = Poll { lease: Some(LeaseId(lease)), wait_until: wait, ..self.ask(2) };
+        self.core.check_lease("g", poll.lease)?;
+        Ok(self.poll_with(poll))
+    }
+}
+
+#[test]
+fn a_later_lease_gets_what_is_claimed_under_those_before_it_which_poll_and_settle_no_more() {
+    let mut shard = Shard::new(6, GroupSettings::default());
+    assert_eq!(shard.poll(1), [(0, 1)], "of somebody without leases");
+    assert_eq!(shard.poll_under(10, None), Ok(Some(vec![(1, 1), (2, 1)])));
+    shard.ack(1).unwrap();
+    assert_eq!(shard.poll_under(10, None), Ok(Some(vec![(3, 1), (4, 1)])), "the same one goes on");
+    assert_eq!(shard.poll_under(11, None), Ok(Some(vec![(2, 2), (3, 2)])), "before what is new");
+    assert_eq!(shard.poll_under(11, None), Ok(Some(vec![(4, 2), (5, 1)])));
+    assert_eq!(shard.poll_under(10, None), Err(GroupRefused::StaleLease));
+    let old = |shard: &Shard, lease| shard.core.check_lease("g", lease);
+    assert_eq!(old(&shard, Some(LeaseId(10))), Err(GroupRefused::StaleLease), "before it settles anything");
+    assert_eq!(
+        (old(&shard, Some(LeaseId(11))), old(&shard, Some(LeaseId(12))), old(&shard, None)),
+        (Ok(()), Ok(()), Ok(()))
+    );
+    // What has no lease is not touched.
+    shard.ack(0).unwrap();
+    let again = Poll { lease: Some(LeaseId(9)), ..shard.ask(1) };
+    let refused = shard.core.poll("g", again, shard.now, &mut shard.out);
+    assert_eq!(refused, Err(GroupRefused::StaleLease), "the machine holds it by itself");
+}
+
+#[test]
+fn polls_of_an_earlier_lease_that_wait_or_are_read_for_get_nothing() {
+    let mut shard = Shard::new(0, GroupSettings::default());
+    let until = Some(shard.now + 60 * SECOND);
+    let waits = Poll { lease: Some(LeaseId(10)), wait_until: until, ..shard.ask(2) };
+    let waiting = waits.id;
+    assert_eq!(shard.poll_with(waits), None);
+    let other = Poll { wait_until: until, ..shard.ask(2) };
+    let without = other.id;
+    assert_eq!(shard.poll_with(other), None);
+    let newer = Poll { lease: Some(LeaseId(11)), wait_until: until, ..shard.ask(2) };
+    shard.core.poll("g", newer, shard.now, &mut shard.out).unwrap();
+    assert_eq!(shard.serve(), [(waiting, vec![])]);
+    // The record goes to who waited longest, then one is read for the lease that is about to end.
+    shard.core.shard_ends(Offset(2), shard.now, &mut shard.out);
+    assert_eq!(shard.serve(), [(without, vec![(0, 1), (1, 1)])]);
+    shard.core.shard_ends(Offset(4), shard.now, &mut shard.out);
+    let Some(GroupOutput::Fetch(fetch)) = shard.out.pop() else { panic!("it is read for") };
+    assert_eq!(shard.poll_under(12, None), Ok(Some(vec![(2, 1), (3, 1)])));
+    let handed = shard.core.fetched(fetch.poll, (&fetch.offsets, &[]), shard.now, &mut shard.out);
+    assert_eq!(handed, Some(Vec::new()));
+}
+
+#[test]
+fn a_group_that_rests_remembers_its_lease_and_one_that_starts_again_does_not() {
+    let mut shard = Shard::new(3, GroupSettings::default());
+    shard.poll_under(10, None).unwrap();
+    shard.ack(0).unwrap();
+    shard.ack(1).unwrap();
+    shard.now += IDLE * 2;
+    shard.core.rest(shard.now);
+    assert_eq!(shard.poll_under(9, None), Err(GroupRefused::StaleLease));
+    let mut again = shard.restarted();
+    assert_eq!(
+        again.poll_under(9, None),
+        Ok(Some(vec![(2, 1)])),
+        "claims are forgotten, and leases with them"
+    );
+    assert_eq!(again.poll_under(10, None), Ok(Some(vec![(2, 2)])), "and a later one takes over again");
 }
 
 #[test]

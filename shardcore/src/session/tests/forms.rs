@@ -195,6 +195,7 @@ fn numbers_and_polls_are_refused_in_the_binary_form_too() {
         consumer: None,
         reclaim: false,
         visibility_ms: 0,
+        lease: None,
     });
     let requests = [add(1, None), add(2, Some(0)), add(3, Some(2)), poll];
     pair.write(stream, &encoded(&requests.map(|request| (Form::Binary, request))));

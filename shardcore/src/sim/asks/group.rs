@@ -132,6 +132,7 @@ impl GroupErrand {
             consumer: self.plan.member.map(|member| format!("m{member}").into()),
             reclaim: reclaim.is_some(),
             visibility_ms: self.plan.visibility_ms,
+            lease: None,
         };
         Message::GroupPoll(poll).encode_frame(out);
         Ticket::Poll { call: around.now, holds, reclaim }
@@ -170,6 +171,7 @@ impl GroupErrand {
             group: format!("g{}", self.plan.group).into(),
             offset: Offset(offset),
             request_id,
+            lease: None,
         };
         Message::GroupAck(ack).encode_frame(out);
         Ticket::Ack { offset }
@@ -186,6 +188,7 @@ impl GroupErrand {
             request_id,
             delay_ms,
             attempts,
+            lease: None,
         };
         Message::GroupNack(nack).encode_frame(out);
     }

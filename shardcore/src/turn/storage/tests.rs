@@ -4,6 +4,7 @@ mod caches;
 mod compaction;
 mod confirm;
 mod groups;
+mod leases;
 mod streams;
 mod watches;
 

@@ -22,7 +22,7 @@ use crate::client::reply::{Error, NotLeader};
 use crate::client::subscribe::StartPosition;
 use crate::error_code::{ErrorCode, ErrorDetail, RetryClass};
 use crate::frame::DecodeError;
-use crate::id::{Generation, Offset, ProducerId, RequestId, Sequence, ShardIndex};
+use crate::id::{Generation, LeaseId, Offset, ProducerId, RequestId, Sequence, ShardIndex};
 
 type Decoded<'a> = Result<Message<'a>, DecodeError>;
 
@@ -138,10 +138,12 @@ fn group_request<'a>(head: &fb::Head<'a>) -> Decoded<'a> {
             consumer: m.consumer().map(Cow::Borrowed),
             reclaim: m.reclaim(),
             visibility_ms: m.visibility_ms(),
+            lease: m.lease().map(LeaseId),
         })));
     }
     if let Some(m) = head.body_as_group_settle() {
-        let of = grouped!(m => GroupOffset { offset: Offset(m.offset()), request_id });
+        let (offset, lease) = (Offset(m.offset()), m.lease().map(LeaseId));
+        let of = grouped!(m => GroupOffset { offset, request_id, lease });
         return Ok(match m.what() {
             fb::Settle::Ack => Message::GroupAck(of),
             fb::Settle::DeadLetter => Message::GroupDeadLetter(of),
@@ -152,15 +154,17 @@ fn group_request<'a>(head: &fb::Head<'a>) -> Decoded<'a> {
     }
     if let Some(m) = head.body_as_group_nack() {
         let (offset, delay_ms, attempts) = (Offset(m.offset()), m.delay_ms(), m.attempts());
+        let lease = m.lease().map(LeaseId);
         let nack = grouped!(m => GroupNack {
-            offset, request_id, delay_ms, attempts
+            offset, request_id, delay_ms, attempts, lease
         });
         return Ok(Message::GroupNack(nack));
     }
     if let Some(m) = head.body_as_group_extend() {
         let (offset, attempts, extend_ms) = (Offset(m.offset()), m.attempts(), m.extend_ms());
+        let lease = m.lease().map(LeaseId);
         let extend = grouped!(m => GroupExtend {
-            offset, attempts, extend_ms, request_id
+            offset, attempts, extend_ms, request_id, lease
         });
         return Ok(Message::GroupExtend(extend));
     }

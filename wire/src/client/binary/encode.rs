@@ -14,7 +14,7 @@ use crate::client::publish::{PublishRefused, RefusalReason};
 use crate::client::reply::{Error, NotLeader};
 use crate::client::subscribe::StartPosition;
 use crate::error_code::{ErrorCode, RetryClass};
-use crate::id::{Offset, ProducerId, RequestId, Sequence, ShardIndex};
+use crate::id::{LeaseId, Offset, ProducerId, RequestId, Sequence, ShardIndex};
 
 type Fbb<'f> = FlatBufferBuilder<'f>;
 type Text<'m> = Cow<'m, str>;
@@ -135,6 +135,7 @@ fn group_request(message: &Message<'_>, b: &mut Fbb<'_>) -> Option<Body> {
                 consumer,
                 reclaim: m.reclaim,
                 visibility_ms: m.visibility_ms,
+                lease: m.lease.map(LeaseId::get),
             };
             (fb::Body::GroupPoll, fb::GroupPoll::create(b, &args).as_union_value(), m.request_id)
         }
@@ -145,12 +146,14 @@ fn group_request(message: &Message<'_>, b: &mut Fbb<'_>) -> Option<Body> {
         Message::GroupNack(m) => {
             let group = group_of!(m);
             let (offset, delay_ms, attempts) = (m.offset.0, m.delay_ms, m.attempts);
-            body!(b, m.request_id, GroupNack, GroupNackArgs { group, offset, delay_ms, attempts })
+            let lease = m.lease.map(LeaseId::get);
+            body!(b, m.request_id, GroupNack, GroupNackArgs { group, offset, delay_ms, attempts, lease })
         }
         Message::GroupExtend(m) => {
             let group = group_of!(m);
             let (offset, attempts, extend_ms) = (m.offset.0, m.attempts, m.extend_ms);
-            body!(b, m.request_id, GroupExtend, GroupExtendArgs { group, offset, attempts, extend_ms })
+            let lease = m.lease.map(LeaseId::get);
+            body!(b, m.request_id, GroupExtend, GroupExtendArgs { group, offset, attempts, extend_ms, lease })
         }
         Message::GroupDeadLetters(m) => inquiry(b, m, fb::Inquiry::DeadLetters),
         Message::GroupDescribe(m) => inquiry(b, m, fb::Inquiry::Describe),
@@ -171,7 +174,8 @@ fn group_request(message: &Message<'_>, b: &mut Fbb<'_>) -> Option<Body> {
 
 fn settle(b: &mut Fbb<'_>, m: &GroupOffset<'_>, what: fb::Settle) -> Body {
     let group = group(b, [&m.tenant_id, &m.namespace, &m.stream, &m.group], m.shard);
-    body!(b, m.request_id, GroupSettle, GroupSettleArgs { group, what, offset: m.offset.0 })
+    let (offset, lease) = (m.offset.0, m.lease.map(LeaseId::get));
+    body!(b, m.request_id, GroupSettle, GroupSettleArgs { group, what, offset, lease })
 }
 
 fn inquiry(b: &mut Fbb<'_>, m: &GroupRequest<'_>, what: fb::Inquiry) -> Body {

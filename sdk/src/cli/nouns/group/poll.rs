@@ -55,9 +55,13 @@ pub struct PollArgs {
     /// End when no shard has had a record for the time to wait
     #[arg(long, requires = "ack")]
     until_empty: bool,
-    /// Name of this member; what one of the same name held elsewhere comes first
+    /// Name of this member; what one of the same name held elsewhere comes first. With --ack the broker deals the shards
+    /// among the members of the group, unless --shard or --until-empty is given
     #[arg(long, value_name = "NAME")]
     member: Option<String>,
+    /// How long the member keeps its shards when it is not heard of, for example 10s
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, requires = "member", requires = "ack")]
+    term: Option<Duration>,
     /// How long claims hold, for example 5m; the broker's default without it
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     visibility: Option<Duration>,
@@ -143,6 +147,11 @@ impl PollArgs {
     async fn consume(&self, group: &Group) -> Outcome {
         let mut interrupted = interrupt::first()?;
         let mut builder = group.deliveries().prefetch(self.max as usize).wait(self.wait);
+        // One that ends when all shards are empty has to look at all of them.
+        builder = builder.leased(self.member.is_some() && !self.until_empty);
+        if let Some(term) = self.term {
+            builder = builder.term(term);
+        }
         if let Some(shard) = self.shard {
             builder = builder.shards(vec![shard]);
         }

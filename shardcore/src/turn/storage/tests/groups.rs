@@ -39,7 +39,7 @@ pub(super) fn restart(mut world: World, policy: Fsync) -> World {
 }
 
 pub(super) fn send(world: &mut World, token: u64, what: GroupWhat) {
-    let ask = Ask::Group(Box::new(GroupAsk { group: "g".into(), what }));
+    let ask = Ask::Group(Box::new(GroupAsk { group: "g".into(), lease: None, what }));
     world.ask(0, ShardInput::Ask { token: AskToken(token), ask });
 }
 
