@@ -28,13 +28,13 @@
 //! after the last record it handed out; [`Subscription::next_item`] also tells when its broker is away and back.
 //!
 //! Caches ([`Client::cache`]) and counters beside them ([`Client::counters`]), consumer groups ([`Client::group`], with
-//! [`Group::worker`] for handlers), commits with keyed state ([`Client::state`]) and pages of a log ([`Client::log`]) are asked
-//! for with single requests. Any number may be on their way; each says what is known of its outcome ([`RequestError`]), and is
-//! sent again only when that cannot apply it twice.
+//! [`Group::worker`] for handlers, to which the broker deals the shards of a stream), commits with keyed state
+//! ([`Client::state`]) and pages of a log ([`Client::log`]) are asked for with single requests. Any number may be on their
+//! way; each says what is known of its outcome ([`RequestError`]), and is sent again only when that cannot apply it twice.
 //!
 //! Everything runs on the tokio runtime of the caller. What the broker is asked, and what its answers mean, is
 //! decided by machines without I/O (`publish::lane`, `subscribe::cursor`, `request::plan`, `request::pipe`,
-//! `cache::watch::cursor`, `group::roster`, `token`); the tasks around them only carry.
+//! `cache::watch::cursor`, `group::roster`, `group::holdings`, `token`); the tasks around them only carry.
 
 mod address;
 mod backoff;

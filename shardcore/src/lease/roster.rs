@@ -129,8 +129,8 @@ impl Roster {
         numbers: &mut Numbers,
         out: &mut Vec<Told>,
     ) -> Result<(), LeaseRefused> {
-        self.expire(now, out);
         let Join { name, instance, term } = join;
+        self.advance(now, numbers, out);
         let before = self.names.get(&name).copied();
         let same = before.filter(|at| self.members.get(at).is_some_and(|member| member.instance == instance));
         let session = match (same, before) {
@@ -192,8 +192,8 @@ impl Roster {
         numbers: &mut Numbers,
         out: &mut Vec<Told>,
     ) -> Result<(), LeaseRefused> {
-        self.expire(now, out);
         let Heartbeat { name, session, released, seen, wait } = heartbeat;
+        self.advance(now, numbers, out);
         self.check(name, *session)?;
         if released.iter().any(|of| of.shard.0 as usize >= self.shards.len()) {
             return Err(LeaseRefused::NoSuchShard);
@@ -246,7 +246,7 @@ impl Roster {
         numbers: &mut Numbers,
         out: &mut Vec<Told>,
     ) {
-        self.expire(now, out);
+        self.advance(now, numbers, out);
         if self.check(name, session).is_ok() {
             if let Some(waiting) = self.members.get_mut(&session).and_then(|member| member.waiting.take()) {
                 out.push((waiting.asker, Err(LeaseRefused::UnknownMember)));

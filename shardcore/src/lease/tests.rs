@@ -159,6 +159,30 @@ fn a_member_that_is_not_heard_of_loses_its_shards_after_its_term_and_one_that_ke
 }
 
 #[test]
+fn what_is_not_asked_back_any_more_holds_as_long_as_its_member_believes() {
+    let mut world = World::new(2);
+    let a = world.join("a", 1).unwrap();
+    let b = world.join("b", 1).unwrap();
+    let asked = world.beat("a", &a);
+    world.pass(6 * SECOND);
+    let (session, seen) = (a.session, Some(asked.version));
+    let wait = 3 * SECOND;
+    let heartbeat = Heartbeat { name: name("a"), session, released: vec![], seen, wait };
+    let waiting = world.send(LeaseWhat::Heartbeat(heartbeat));
+    world.pass(SECOND);
+    world.send(LeaseWhat::Leave { name: name("b"), session: b.session });
+    let told = world.answer(waiting).unwrap();
+    assert_eq!(held(&told), (vec![0, 1], vec![]));
+    assert!(told.leases.iter().all(|lease| lease.left == TERM - SECOND), "counted from the heartbeat");
+    // Somebody else does not get it before that.
+    let b = world.join("b", 2).unwrap();
+    world.pass(TERM - 2 * SECOND);
+    assert_eq!(world.beat("b", &b).leases, []);
+    world.pass(SECOND);
+    assert_eq!(held(&world.beat("b", &b)).0, [0, 1]);
+}
+
+#[test]
 fn a_heartbeat_waits_for_a_change_and_is_answered_once() {
     let mut world = World::new(2);
     let a = world.join("a", 1).unwrap();
@@ -174,7 +198,7 @@ fn a_heartbeat_waits_for_a_change_and_is_answered_once() {
     world.pass(TERM / 3 - SECOND);
     assert_eq!(world.answers.len(), 0);
     world.pass(SECOND);
-    assert_eq!(world.answer(second).unwrap(), LeasesView { leases: world.beat("a", &a).leases, ..a.clone() });
+    assert_eq!(held(&world.answer(second).unwrap()), (vec![0, 1], vec![]));
     let third = world.send(waiting(&a, 2 * SECOND));
     let b = world.join("b", 1).unwrap();
     let asked = world.answer(third).unwrap();
