@@ -72,6 +72,7 @@ fn plan(batch_max: u32, durable: bool) -> Plan {
         publishers: vec![publisher],
         subscribers: Vec::new(),
         askers: Vec::new(),
+        watchers: Vec::new(),
         token_life_s: 1_000,
         renews: false,
     };

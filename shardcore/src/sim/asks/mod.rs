@@ -263,6 +263,7 @@ impl Asker {
         let excuses = around.excuses;
         let gone =
             self.cache().is_some_and(|cache| around.caches_gone[cache] && around.now >= around.heal_at);
+        let gone = gone && code == ErrorCode::NotFound;
         let unknown = retry == RetryClass::OutcomeUnknown;
         let of_group = matches!(self.errand, Errand::Group(_));
         let adds = matches!(due.ticket, Ticket::Sum(..));
@@ -292,7 +293,7 @@ impl Asker {
             // Everything is asked until it is told.
             self.left += 1;
         }
-        if gone && code == ErrorCode::NotFound {
+        if gone {
             self.left = 0;
         }
         Ok(())
