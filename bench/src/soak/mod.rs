@@ -48,6 +48,8 @@ const LOOK: Duration = Duration::from_millis(100);
 const SAME_LOOKS: u32 = 5;
 /// No phase takes longer than its time and this.
 const PHASE_SLACK: Duration = Duration::from_secs(180);
+/// Records appended, of all tenants, which the broker tells every second.
+const TOLD: Duration = Duration::from_millis(2_500);
 const TENANT_PUBLISHED: &str = "tenant_published_messages_total";
 
 /// What is run, and where.
@@ -145,6 +147,7 @@ async fn cycles(
         before = cycle.after.clone();
         run.cycles.push(cycle);
     }
+    tokio::time::sleep(TOLD).await;
     run.appended_at_broker = (Page::read(site.metrics())?.total(TENANT_PUBLISHED) - appended) as u64;
     Ok(run)
 }
