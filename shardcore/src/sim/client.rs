@@ -3,6 +3,8 @@
 //! does (one `auth` per stream, awaited; FIN behind `subscribe`; events read only once the answer is there), or as ours does.
 //! Not here: what is published (`publisher`), what subscriptions do (`subscriber`), what is right (`check`).
 
+mod streamless;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -113,6 +115,8 @@ pub struct Client {
     pub subscribers: Vec<Subscriber>,
     pub askers: Vec<Asker>,
     pub watchers: Vec<Watcher>,
+    /// Streams of watches that were reset before their hello was read, and of which watch is not known.
+    resets_unread: u32,
     pub dead: bool,
     /// The broker is ending or the client is: nothing is begun any more.
     pub closing: bool,
@@ -181,6 +185,7 @@ impl Client {
                 .collect(),
             askers: mine.askers.iter().map(|plan| Asker::new(*plan)).collect(),
             watchers: mine.watchers.iter().map(|plan| Watcher::new(*plan)).collect(),
+            resets_unread: 0,
             plan: mine,
             dead: false,
             closing: false,
@@ -455,15 +460,11 @@ impl Client {
                         self.readable.remove(&key);
                         self.finished(key, around)?;
                     }
-                    // It did not read, and its last frame could not say so.
+                    // It did not read, and its last frame could not say so; perhaps not even its hello was read.
                     ReadOutcome::Reset(code)
-                        if code.into_inner() == RESET_LAGGED && self.watcher_of(key).is_some() =>
+                        if code.into_inner() == RESET_LAGGED && self.is_of_watch(key) =>
                     {
-                        if let Some(at) = self.watcher_of(key) {
-                            self.watchers[at].lost(around.now + REDIAL, around);
-                        }
-                        self.readable.remove(&key);
-                        self.wires.remove(&key);
+                        self.watch_reset(key, around);
                     }
                     ReadOutcome::Reset(code) => return Err(format!("{key:?} was reset with {code}")),
                     ReadOutcome::Gone => {
@@ -515,11 +516,13 @@ impl Client {
                 Role::Watch(at) => {
                     self.watchers[at].answer(&frame, around)?;
                     self.early_events(self.watchers[at].id(), around)?;
+                    self.lose_streamless(key.0, around);
                 }
                 Role::Renew => return Err("an answer nobody asked for".to_owned()),
                 Role::Events(None) => {
                     let Ok(Message::EventStreamHello(hello)) = Message::decode(&frame.payload) else {
-                        return Err("an event stream without hello".to_owned());
+                        let began = String::from_utf8_lossy(&frame.payload);
+                        return Err(format!("an event stream that begins with {began}"));
                     };
                     let id = hello.subscription_id.0;
                     wire.role = Role::Events(Some(id));
@@ -543,12 +546,6 @@ impl Client {
             Some(events) => self.frames(events, around),
             None => Ok(()),
         }
-    }
-
-    /// The watch whose events come on a stream.
-    fn watcher_of(&self, key: WireKey) -> Option<usize> {
-        let Role::Events(Some(id)) = self.wires.get(&key)?.role else { return None };
-        self.watchers.iter().position(|watcher| watcher.is_called(id))
     }
 
     fn auth_answer(

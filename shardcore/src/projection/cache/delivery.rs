@@ -46,6 +46,8 @@ pub struct Delivery {
     /// What is being written, and how long it was.
     staged: Bytes,
     staged_len: usize,
+    /// What is being written is the hello.
+    opens: bool,
     /// What was sent before it.
     before: Reached,
     asked: bool,
@@ -66,6 +68,7 @@ impl Delivery {
             queue_bytes: 0,
             staged_len: hello.len(),
             staged: hello,
+            opens: true,
             before: reached,
             asked: false,
             queued: reached,
@@ -112,11 +115,11 @@ impl Delivery {
         }
     }
 
-    /// Gives up everything it holds but what is partly written. Gives where another watch goes on, for its last frame; none
+    /// Gives up everything it holds but the hello and what is partly written. Gives where another watch goes on, for its last frame; none
     /// when the frame that is being written cannot be given up, so that only a reset ends its stream in bounded memory.
     pub fn give_up(&mut self) -> Option<Offset> {
         let begun = self.staged.len() < self.staged_len;
-        if !self.staged.is_empty() {
+        if !self.staged.is_empty() && !self.opens {
             if begun {
                 return None;
             }
@@ -153,6 +156,7 @@ impl Delivery {
     }
 
     fn stage(&mut self) {
+        self.opens = false;
         if let Some(event) = self.queue.pop_front() {
             self.queue_bytes -= event.cost();
             self.before = self.sent;
@@ -232,6 +236,19 @@ mod tests {
             delivery.chunk().map(std::mem::take);
         }
         assert!(delivery.wants_pull(PULL_BYTES) && !delivery.wants_pull(PULL_BYTES));
+    }
+
+    #[test]
+    fn the_hello_is_never_given_up() {
+        for (taken, rest) in [(0, &b"hello"[..]), (2, b"llo"), (5, b"")] {
+            let mut delivery = begun(0);
+            delivery.take(vec![event(12, 9)]);
+            let hello = delivery.chunk().expect("the hello");
+            drop(hello.split_to(taken));
+            assert_eq!(delivery.give_up(), Some(Offset(10)));
+            delivery.end(Bytes::from_static(b"last"), false);
+            assert_eq!(written(&mut delivery).concat(), [rest, b"last"].concat(), "{taken}");
+        }
     }
 
     #[test]
