@@ -33,9 +33,15 @@ pub struct SoakArgs {
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     #[error(transparent)]
-    Soak(#[from] SoakError),
+    Soak(Box<SoakError>),
     #[error("the result cannot be written: {0}")]
     Json(#[from] serde_json::Error),
+}
+
+impl From<SoakError> for CommandError {
+    fn from(error: SoakError) -> CommandError {
+        CommandError::Soak(Box::new(error))
+    }
 }
 
 /// Status 4 when a rule is not kept.

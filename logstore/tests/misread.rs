@@ -24,7 +24,7 @@ fn volume(seed: u64) -> (DiskImage, Vec<Records>) {
         let pick = rng.below(NAMES as u64) as usize;
         let len = [40, 600, 3_000, 40_000][rng.below(4) as usize];
         let bytes = payload(&mut rng, len);
-        let at = world.publish(logs[pick], &[bytes.clone()]);
+        let at = world.publish(logs[pick], std::slice::from_ref(&bytes));
         expected[pick].insert(at.0, Some(bytes));
         if rng.below(2) == 0 {
             world.settle(logs[pick]);

@@ -195,12 +195,10 @@ fn messages_about_members_are_written_as_the_page_says() {
         format!(
             r#"{{"type":"group_member_list","members":[{{"member":"m","principal":"p","session":7,"left_ms":5,"leases":[{back}]}}],"request_id":1}}"#
         ),
-        format!(
-            r#"{{"type":"group_poll","tenant_id":"t","namespace":"n","stream":"s","shard":0,"group":"g","max_records":1,"wait_ms":0,"request_id":1,"lease":9}}"#
-        ),
-        format!(
-            r#"{{"type":"group_ack","tenant_id":"t","namespace":"n","stream":"s","shard":0,"group":"g","offset":1,"request_id":1,"lease":9}}"#
-        ),
+        r#"{"type":"group_poll","tenant_id":"t","namespace":"n","stream":"s","shard":0,"group":"g","max_records":1,"wait_ms":0,"request_id":1,"lease":9}"#
+            .to_owned(),
+        r#"{"type":"group_ack","tenant_id":"t","namespace":"n","stream":"s","shard":0,"group":"g","offset":1,"request_id":1,"lease":9}"#
+            .to_owned(),
     ];
     for text in texts {
         let message = decode(&text).unwrap_or_else(|error| panic!("{text}: {error}"));

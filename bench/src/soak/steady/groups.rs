@@ -230,7 +230,7 @@ async fn settle_dead(group: &Group, shard: u32, records: &Shared) -> Result<(), 
         if known.number % NEVER_DONE != 1 || known.deliveries != site::ATTEMPTS_MAX {
             lock(records).ledger.wrong(Part::Group, || format!("{place:?} is a dead letter: {known:?}"));
         }
-        if known.number / NEVER_DONE % 2 == 0 {
+        if (known.number / NEVER_DONE).is_multiple_of(2) {
             let outcome = group.discard(shard, offset).await;
             if outcome.is_ok() {
                 lock(records).settled(place);

@@ -98,7 +98,7 @@ impl CommitHistory {
         let last = commits()
             .filter(|(offset, ..)| reflected(*offset))
             .filter_map(|(offset, record, made)| Some((offset, record, of_key(made)?)))
-            .last();
+            .next_back();
         let due = last.and_then(|(offset, record, puts)| puts.then_some((record, offset)));
         if told.value == due { Ok(()) } else { Err(format!("{told:?}: it is {due:?}, by {last:?}")) }
     }
