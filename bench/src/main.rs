@@ -120,7 +120,8 @@ fn measured(args: &LoadArgs) -> anyhow::Result<LoadReport> {
     let name = name.to_owned();
     let report = match args.requests.kind() {
         Some(kind) => {
-            let plan = RequestPlan { name, target, kind, form: args.form.into(), shape };
+            let (keys, form) = (args.requests.keys, args.form.into());
+            let plan = RequestPlan { name, target, kind, keys, form, shape };
             let sink = args.to == To::Sink;
             if sink { requests::run_unprepared(&plan)? } else { requests::run(&plan)? }
         }

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use clap::ValueEnum;
 use felix_bench::machine::raise_priority;
-use felix_bench::requests::RequestKind;
 use felix_bench::requests::compare::{self, RequestComparison};
+use felix_bench::requests::{KEYS, RequestKind};
 use felix_wire::client::Form;
 
 use crate::EXCEEDED;
@@ -59,6 +59,16 @@ pub struct RequestArgs {
     /// publishing; needs a broker that runs.
     #[arg(long)]
     group: bool,
+    /// Keys that are read or written in turn; those that are read are written first.
+    #[arg(long, value_name = "COUNT", default_value_t = KEYS, value_parser = keys)]
+    pub keys: usize,
+}
+
+/// From one key to a hundred million.
+fn keys(text: &str) -> Result<usize, String> {
+    let count: usize = text.parse().map_err(|_| "not a number".to_owned())?;
+    let fits = (1..=100_000_000).contains(&count);
+    if fits { Ok(count) } else { Err("1 to 100000000 keys".to_owned()) }
 }
 
 impl RequestArgs {

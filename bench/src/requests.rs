@@ -47,7 +47,7 @@ impl RequestKind {
     }
 }
 
-/// Keys that a run reads and writes in turn.
+/// Keys that a run reads and writes in turn, unless it says otherwise.
 pub const KEYS: usize = 1_024;
 /// Records of one poll.
 pub const PAGE_RECORDS: u32 = 64;
@@ -60,6 +60,8 @@ pub struct RequestPlan {
     /// Its stream names the cache, or the stream whose group it is.
     pub target: Target,
     pub kind: RequestKind,
+    /// Keys that are read or written in turn.
+    pub keys: usize,
     /// How requests are written; the other side must read it.
     pub form: Form,
     /// `record_bytes` is the length of a value or record, `inflight` what is unanswered; batches have one record, and there is

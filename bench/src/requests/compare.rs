@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use felix_wire::client::Form;
 use serde::Serialize;
 
-use super::{RequestKind, RequestPlan, usual_shape};
+use super::{KEYS, RequestKind, RequestPlan, usual_shape};
 use crate::cluster::{DevBroker, SinkProcess};
 use crate::compare_disk::Series;
 use crate::load::{self, HistoryPlan, LoadPlan};
@@ -215,7 +215,8 @@ fn sink_round(
     let sink = SinkProcess::start(&comparison.program, folder, &args)?;
     let shape = comparison.shape(comparison.inflight);
     let target = Target::from_ready(sink.ready(), CACHE)?;
-    let plan = RequestPlan { name: "sink".to_owned(), target, kind, form: Form::Binary, shape };
+    let (keys, form) = (KEYS, Form::Binary);
+    let plan = RequestPlan { name: "sink".to_owned(), target, kind, keys, form, shape };
     on_cpu(comparison.client_cpu, "sink", move || super::run_unprepared(&plan))
 }
 
@@ -227,7 +228,8 @@ fn broker_round(
 ) -> Result<LoadReport, PeerError> {
     let name = if kind == RequestKind::GroupPage { STREAM } else { CACHE };
     let (target, shape) = (Target::from_ready(ready, name)?, comparison.shape(inflight));
-    let plan = RequestPlan { name: "broker".to_owned(), target, kind, form: comparison.form, shape };
+    let (keys, form) = (KEYS, comparison.form);
+    let plan = RequestPlan { name: "broker".to_owned(), target, kind, keys, form, shape };
     on_cpu(comparison.client_cpu, "broker", move || super::run(&plan))
 }
 

@@ -2,19 +2,23 @@
 //! Invariants: keys that are read were written before the window; every value has the length of the shape.
 //! Not here: when they are sent (`talk`).
 
+use std::fmt::Write;
+
 use bytes::{Bytes, BytesMut};
 use felix_wire::client::{CacheGet, CachePut, CounterAdd, Form, Message};
 use felix_wire::id::RequestId;
 
 use super::talk::{Done, Work};
-use super::{KEYS, RequestKind, RequestPlan};
+use super::{RequestKind, RequestPlan};
 use crate::target::Target;
 
 /// See the module.
 pub struct Keyed {
     target: Target,
     kind: RequestKind,
-    keys: Vec<String>,
+    /// How many, and the one that is asked about.
+    keys: usize,
+    key: String,
     value: Bytes,
     /// Puts that have to be asked and answered before values can be read.
     to_fill: usize,
@@ -31,11 +35,12 @@ impl Keyed {
             state ^= state << 17;
             (state >> 56) as u8
         };
-        let to_fill = if plan.kind == RequestKind::CacheGet { KEYS } else { 0 };
+        let to_fill = if plan.kind == RequestKind::CacheGet { plan.keys } else { 0 };
         Keyed {
             target: plan.target.clone(),
             kind: plan.kind,
-            keys: (0..KEYS).map(|number| format!("key-{number:04}")).collect(),
+            keys: plan.keys,
+            key: String::new(),
             value: (0..plan.shape.record_bytes).map(|_| noise()).collect(),
             to_fill,
             unfilled: to_fill,
@@ -55,11 +60,15 @@ impl Work for Keyed {
         if !fills && self.unfilled > 0 {
             return false;
         }
+        self.key.clear();
+        if write!(self.key, "key-{:04}", self.next).is_err() {
+            return false;
+        }
         let Target { tenant, namespace, stream: cache, .. } = &self.target;
         let (tenant_id, namespace, cache) =
             (tenant.as_str().into(), namespace.as_str().into(), cache.as_str().into());
-        let key = self.keys[self.next].as_str().into();
-        self.next = (self.next + 1) % KEYS;
+        let key = self.key.as_str().into();
+        self.next = (self.next + 1) % self.keys;
         self.to_fill -= usize::from(fills);
         let kind = if fills { RequestKind::CachePut } else { self.kind };
         let message = match kind {

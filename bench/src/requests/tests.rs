@@ -2,7 +2,7 @@
 
 use felix_wire::client::Form;
 
-use super::{RequestKind, RequestPlan, run, run_unprepared, usual_shape};
+use super::{KEYS, RequestKind, RequestPlan, run, run_unprepared, usual_shape};
 use crate::load::LoadError;
 use crate::measure::LoadReport;
 use crate::shape::Shape;
@@ -21,7 +21,7 @@ fn asked(
     let folder = tempfile::tempdir().unwrap();
     let sink = Sink::start(&SinkOptions { value_bytes, framing, ..SinkOptions::default() }).unwrap();
     let target = Target::from_ready(&sink.describe(folder.path()).unwrap(), "c").unwrap();
-    let plan = RequestPlan { name: "sink".to_owned(), target, kind, form: Form::Binary, shape };
+    let plan = RequestPlan { name: "sink".to_owned(), target, kind, keys: KEYS, form: Form::Binary, shape };
     let outcome = run_unprepared(&plan);
     (outcome, sink.stop().unwrap())
 }
@@ -77,6 +77,6 @@ fn what_has_to_be_there_is_written_first() {
     let sink = Sink::start(&options).unwrap();
     let target = Target::from_ready(&sink.describe(folder.path()).unwrap(), "c").unwrap();
     let (kind, form) = (RequestKind::CacheGet, Form::Binary);
-    let plan = RequestPlan { name: "sink".to_owned(), target, kind, form, shape: shape() };
+    let plan = RequestPlan { name: "sink".to_owned(), target, kind, keys: KEYS, form, shape: shape() };
     assert!(matches!(run(&plan).unwrap_err(), LoadError::Protocol(_)));
 }
