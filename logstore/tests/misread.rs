@@ -87,10 +87,10 @@ fn every_read_of_a_start(fault: Fault, starts: u64) {
 
 #[test]
 fn one_wrong_bit_in_any_read_of_a_start_changes_nothing() {
-    every_read_of_a_start(Fault::FlippedBit, 24);
+    every_read_of_a_start(Fault::FlippedBit, 6);
 }
 
 #[test]
 fn one_read_that_fails_in_a_start_changes_nothing() {
-    every_read_of_a_start(Fault::Error(DiskError::Io { errno: 5 }), 6);
+    every_read_of_a_start(Fault::Error(DiskError::Io { errno: 5 }), 2);
 }
