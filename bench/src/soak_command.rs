@@ -24,6 +24,9 @@ pub struct SoakArgs {
     /// CPUs of the broker, such as 0,2-3.
     #[arg(long, value_name = "LIST", default_value = "0,1")]
     cores: String,
+    /// Tell of times and rates and judge the other rules alone: for a machine that others use.
+    #[arg(long)]
+    no_times: bool,
     /// Print one line of JSON with everything that was seen.
     #[arg(long)]
     json: bool,
@@ -48,6 +51,7 @@ impl From<SoakError> for CommandError {
 pub fn run(args: &SoakArgs) -> Result<ExitCode, CommandError> {
     let plan = SoakPlan {
         cycles: args.cycles,
+        judges_times: !args.no_times,
         seconds: args.seconds,
         dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
         cores: args.cores.clone(),

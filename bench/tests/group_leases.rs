@@ -125,8 +125,9 @@ async fn workers_share_the_shards_and_each_record_is_settled_once_while_one_join
     reports.extend([b.stop().await, c.stop().await]);
     assert_eq!(holds(&group).await, []);
     let handled = handled.lock().unwrap();
-    let twice: Vec<_> = handled.iter().filter(|(_, times)| times.len() > 1 || times[0].1 > 1).collect();
-    assert_eq!(twice, [], "every record is handled once, with one delivery");
+    // What somebody had fetched and not begun when it gave a shard back is delivered again.
+    let twice: Vec<_> = handled.iter().filter(|(_, times)| times.len() > 1).collect();
+    assert_eq!(twice, [], "every record is handled once");
     let acked: u64 = reports.iter().map(|report| report.acked).sum();
     let lost: u64 = reports.iter().map(|report| report.lost + report.unsettled).sum();
     assert_eq!((acked, lost), (RECORDS as u64, 0), "{reports:?}");

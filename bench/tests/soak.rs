@@ -40,7 +40,7 @@ fn soak(args: &[&str]) -> Output {
 fn a_short_soak_keeps_its_rules_and_leaves_nothing_behind() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let dir = folder.path().to_str().unwrap();
-    let output = soak(&["--cycles", "4", "--seconds", "4", "--json", "--dir", dir]);
+    let output = soak(&["--cycles", "5", "--seconds", "4", "--json", "--dir", dir]);
     let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let report: Value =
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}\n{errors}"));
@@ -59,7 +59,7 @@ fn a_short_soak_keeps_its_rules_and_leaves_nothing_behind() {
     assert_eq!(report["passed"], passed);
     assert_eq!(output.status.code(), Some(if passed { 0 } else { 4 }), "{errors}");
     let cycles = report["cycles"].as_array().unwrap();
-    assert_eq!(cycles.len(), 4);
+    assert_eq!(cycles.len(), 5);
     for cycle in cycles {
         let parts = &cycle["ledger"]["parts"];
         for part in ["durable", "memory", "cache", "watch", "counter", "group", "churn", "slow", "flood"] {

@@ -56,6 +56,8 @@ const TENANT_PUBLISHED: &str = "tenant_published_messages_total";
 #[derive(Debug, Clone)]
 pub struct SoakPlan {
     pub cycles: u32,
+    /// Whether rules of time and rates decide; else they are told.
+    pub judges_times: bool,
     /// Seconds of load in each cycle; rest comes on top.
     pub seconds: f64,
     /// Folder for the broker's files; what is made in it is removed.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::SoakPlan;
-use super::judge::{Outcome, Run, Verdict, judge, ledger, passed};
+use super::judge::{OF_TIME, Outcome, Run, Verdict, judge, ledger, passed};
 use crate::machine::{Machine, load_average};
 
 /// See the module.
@@ -35,6 +35,10 @@ impl SoakReport {
     pub fn new(plan: &SoakPlan, took: Duration, run: Run, end_status: Option<i32>) -> SoakReport {
         let mut verdicts = judge(&run);
         verdicts.push(ended(end_status));
+        let stated = |verdict: &&mut Verdict| {
+            !plan.judges_times && OF_TIME.contains(&&*verdict.rule) && verdict.outcome != Outcome::Kept
+        };
+        verdicts.iter_mut().filter(stated).for_each(|verdict| verdict.outcome = Outcome::Stated);
         SoakReport {
             kind: "soak",
             cycles_asked: plan.cycles,
@@ -77,6 +81,7 @@ impl fmt::Display for SoakReport {
                 Outcome::Kept => "kept",
                 Outcome::Broken => "BROKEN",
                 Outcome::NotJudged => "NOT JUDGED",
+                Outcome::Stated => "stated",
             };
             let Verdict { rule, measured, bound, .. } = verdict;
             writeln!(f, "{word:<10}  {rule:<width$}  {measured}  ({bound})")?;

@@ -95,13 +95,19 @@ fn a_sound_run_keeps_every_rule() {
 
 #[test]
 fn memory_that_grows_is_a_leak() {
-    breaks("peak of memory", |run| run.cycles[4].peak_bytes = 404 * MIB + SLACK_BYTES + 1);
-    breaks("memory at rest", |run| run.cycles[4].after.resident_bytes = 303 * MIB + SLACK_BYTES + 1);
+    let late = |run: &mut Run, grow: fn(&mut Cycle)| run.cycles[REFERENCE..].iter_mut().for_each(grow);
+    breaks("peak of memory", |run| late(run, |cycle| cycle.peak_bytes = 404 * MIB + SLACK_BYTES + 1));
+    breaks("memory at rest", |run| {
+        late(run, |cycle| cycle.after.resident_bytes = 303 * MIB + SLACK_BYTES + 1);
+    });
     let mut run = sound();
-    run.cycles[4].peak_bytes = 404 * MIB;
+    run.cycles[4].peak_bytes = 900 * MIB;
+    run.cycles[3].after.resident_bytes = 900 * MIB;
+    assert_eq!(broken(&run), [], "one cycle alone is no growth");
+    let mut run = sound();
     run.cycles[1].peak_bytes = 900 * MIB;
     run.cycles[4].after.resident_bytes = 10 * MIB;
-    assert_eq!(broken(&run), [], "less, and more before the third, is no leak");
+    assert_eq!(broken(&run), [], "less, and more before, is no leak");
 }
 
 #[test]
@@ -110,19 +116,22 @@ fn a_descriptor_that_stays_is_a_leak() {
         leak(run, |held, extra| *held.open.by_kind.entry("socket".to_owned()).or_default() += extra);
     });
     breaks("file descriptors", |run| {
-        run.cycles[2].after.open.by_kind.insert("/etc/hosts".to_owned(), 1);
+        for cycle in &mut run.cycles[REFERENCE..] {
+            cycle.after.open.by_kind.insert("/etc/hosts".to_owned(), 1);
+        }
     });
-    breaks("file descriptors", |run| {
-        run.cycles[2].after.open.by_kind.remove("anon_inode:[io_uring]");
-    });
+    let mut run = sound();
+    run.cycles[4].after.open.by_kind.insert("socket".to_owned(), 6);
+    run.cycles[2].after.open.by_kind.remove("anon_inode:[io_uring]");
+    assert_eq!(broken(&run), [], "one that comes and goes");
 }
 
 #[test]
-fn a_data_file_is_open_once_and_not_when_it_is_gone() {
+fn a_data_file_is_open_twice_at_most_and_not_when_it_is_gone() {
     breaks("open data files", |run| run.cycles[1].after.open.data_deleted = 1);
-    breaks("open data files", |run| run.cycles[4].after.open.data_again = 2);
+    breaks("open data files", |run| run.cycles[4].after.open.data_again = 21);
     let mut run = sound();
-    run.cycles[4].after.open.data_files = 25;
+    (run.cycles[4].after.open.data_files, run.cycles[4].after.open.data_again) = (25, 25);
     assert_eq!(broken(&run), [], "logs have a segment more or less");
 }
 
@@ -206,7 +215,8 @@ fn what_was_not_seen_is_not_kept() {
     run.cycles.truncate(REFERENCE);
     run.appended_at_broker = 3_000;
     let few = |rule: &str| (rule.to_owned(), Outcome::NotJudged);
-    assert_eq!(broken(&run), [few("peak of memory"), few("memory at rest")]);
+    let few_cycles = ["peak of memory", "memory at rest", "file descriptors", "threads"];
+    assert_eq!(broken(&run), few_cycles.map(few));
     let mut run = sound();
     for cycle in &mut run.cycles {
         (cycle.overload, cycle.quiet) = (None, None);

@@ -8,7 +8,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use felix_runtime::clock::Tick;
-use felix_runtime::planted::{self, Defect};
 use felix_wire::id::LeaseId;
 
 /// Names a poll; chosen by whoever asks, never twice while it is answered.
@@ -216,11 +215,8 @@ impl Claims {
     /// What a member holds from other connections, lowest first.
     pub fn held_elsewhere(&self, name: &[u8], connection: ConnectionId) -> Vec<u64> {
         let Some(member) = self.members.get(name) else { return Vec::new() };
-        let (mut first, mut last) = (MemberId(member.id), MemberId(member.id));
-        if planted::is(Defect::ReclaimTakesAll) {
-            (first, last) = (MemberId(0), MemberId(u64::MAX));
-        }
-        let held = self.held_by.range((first, 0)..=(last, u64::MAX)).map(|(_, at)| *at);
+        let member = MemberId(member.id);
+        let held = self.held_by.range((member, 0)..=(member, u64::MAX)).map(|(_, at)| *at);
         let elsewhere = |at: &u64| match self.slots.get(at).map(|slot| slot.state) {
             Some(State::Claimed { connection: other, .. }) => other != connection,
             _ => false,

@@ -188,11 +188,16 @@ impl WatchHistory {
             }
             // One that is changed while values are gathered is told as a change only.
             let changed = |key| changes.range(run.from..).any(|(_, change)| change.key == key);
+            // Nobody was told what happened at an offset in between: it may have been a deletion.
+            let unknown = |offset: u64| {
+                let between = offset + 1..run.from;
+                changes.range(between.clone()).count() as u64 != between.end - between.start.min(between.end)
+            };
             for (key, (offset, put)) in last {
                 let right = match (run.values.get(&key), put) {
                     (Some(value), Some(_)) => *value == offset,
                     (Some(_), None) => false,
-                    (None, Some(put)) => ends((of.0, key), put) || changed(key),
+                    (None, Some(put)) => ends((of.0, key), put) || changed(key) || unknown(offset),
                     (None, None) => true,
                 };
                 if !right {
