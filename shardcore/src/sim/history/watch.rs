@@ -279,7 +279,10 @@ mod tests {
         assert_eq!(with(&[(3, put(1, 0))], &[(3, put(1, 0))]), Ok(()));
         assert!(with(&[(3, put(1, 0)), (5, put(1, 1))], &[(3, put(1, 0))]).is_err(), "an old one");
         assert!(with(&[(5, gone)], &[(3, put(1, 0))]).is_err(), "a deleted one");
-        assert!(with(&[(3, put(1, 0))], &[]).is_err(), "none");
+        let mut whole = vec![(3, put(1, 0))];
+        whole.extend((4..10).map(|offset| (offset, put(2, offset as usize))));
+        assert!(with(&whole, &[(9, put(2, 9))]).is_err(), "none, and nobody deleted it");
+        assert_eq!(with(&whole[..3], &[(5, put(2, 5))]), Ok(()), "nobody knows what happened at 6");
         assert_eq!((with(&[(3, put(1, 77))], &[]), with(&[(3, gone)], &[])), (Ok(()), Ok(())));
         let (mut history, run) = history(None, Values::Counted(2));
         assert_eq!(history.event(run, 3, put(1, 0)), Ok(()));
