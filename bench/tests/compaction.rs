@@ -21,8 +21,9 @@ const WRITERS: usize = 64;
 const PACE: Duration = Duration::from_millis(8);
 /// Of so many writes one is followed by an add.
 const ADDS_EVERY: usize = 4;
-/// 200 MB of values alone are written, beside some 130 MB of segments that are made ahead and count whole.
-const FILES_BYTES_MAX: u64 = 192 << 20;
+/// 200 MB of values alone are written. Segments count whole, those made ahead too: they are [`SEGMENT`] at most.
+const FILES_BYTES_MAX: u64 = 96 << 20;
+const SEGMENT: &str = "segment_bytes=4MiB";
 const RECORDS: usize = 500;
 /// Rounds in which a group acks every record: 20,000 acks, over 2 MB.
 const ROUNDS: usize = 40;
@@ -154,7 +155,8 @@ async fn ack_all(dev: &Dev) -> Vec<Bytes> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn logs_that_are_rewritten_stay_short_and_survive_kills() {
-    let mut dev = Dev::start(1, &["--set", "commit_slot_bytes=1MiB", "--set", "disk_low=64MiB"]);
+    let mut dev =
+        Dev::start(1, &["--set", "commit_slot_bytes=1MiB", "--set", "disk_low=64MiB", "--set", SEGMENT]);
     felix(&dev, &["cache", "create", "c", "--shards", "2"]);
     dev.broker.create_durable_stream("d", 1).unwrap();
     let files = dev.broker.ready_file().with_file_name("data").join("broker/log/shards");
