@@ -16,6 +16,8 @@ pub use process::{Process, end_by_id};
 
 /// Where the binaries are, when they are not beside the running program.
 pub const BIN_DIR_ENV: &str = "FELIX_BIN_DIR";
+/// A load reads its token once, and may last for hours.
+const TOKEN_TTL: [&str; 2] = ["--token-ttl", "24h"];
 /// From start to ready file: certificates, a catalog, a first stream.
 const READY_DEADLINE: Duration = Duration::from_secs(60);
 /// From SIGTERM to the end of an orderly stop; then SIGKILL.
@@ -64,8 +66,8 @@ pub struct DevBroker {
 
 impl DevBroker {
     /// Starts `felix dev` on free ports and waits until it is ready. `dir` takes its data, its ready file and its log and
-    /// is kept; `cores` is as its `--cores` takes them, `extra_args` follow (`--set key=value` for the broker). Call it on a
-    /// thread that lives as long as the broker is wanted: the kernel ends the broker with that thread.
+    /// is kept; `cores` is as its `--cores` takes them, `extra_args` follow (`--set key=value` for the broker). Its tokens hold
+    /// for a day unless `extra_args` say `--token-ttl`. Call it on a thread that lives as long as the broker is wanted: the kernel ends the broker with that thread.
     ///
     /// # Errors
     /// There is no such program, or it did not become ready within a minute; nothing is left running then.
@@ -82,6 +84,7 @@ impl DevBroker {
             .arg(dir.join("data"))
             .args(["--cores", cores, "--port", "0", "--ready-file"])
             .arg(&ready_file)
+            .args(if extra_args.contains(&TOKEN_TTL[0]) { &[][..] } else { &TOKEN_TTL })
             .args(extra_args)
             // What is started for a run must not become what a person's commands talk to.
             .env("FELIX_CONTEXT_DIR", dir.join("context"));

@@ -4,6 +4,9 @@
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use felix_bench::cluster::DevBroker;
 use serde_json::Value;
 
 fn on_disk() -> tempfile::TempDir {
@@ -88,4 +91,16 @@ fn a_drift_is_told_over_equal_windows() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "what was made is removed");
     let output = bench(&["drift", "--windows", "3"]);
     assert_eq!(output.status.code(), Some(2), "the last would be the third");
+}
+
+#[test]
+fn a_broker_of_the_bench_gives_tokens_that_outlast_its_longest_load() {
+    let folder = on_disk();
+    let broker = DevBroker::start(folder.path(), "0", &[]).unwrap();
+    let token = std::fs::read_to_string(&broker.ready().token_file).unwrap();
+    let claims = token.split('.').nth(1).unwrap();
+    let claims: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims).unwrap()).unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let left = claims["exp"].as_u64().unwrap().saturating_sub(now);
+    assert!(left > 12 * 3_600, "{left} s, and a drift alone takes 20 minutes");
 }

@@ -70,7 +70,9 @@ pub struct Site {
 /// # Errors
 /// It could not be started; nothing is left running then.
 pub fn start(dir: &Path, cores: &str) -> Result<(DevBroker, Site), ClusterError> {
-    let args: Vec<&str> = SETTINGS.iter().flat_map(|setting| ["--set", setting]).collect();
+    let mut args: Vec<&str> = SETTINGS.iter().flat_map(|setting| ["--set", setting]).collect();
+    // Its clients renew their tokens.
+    args.extend(["--token-ttl", "15m"]);
     let broker = DevBroker::start(dir, cores, &args)?;
     let shards = SHARDS.to_string();
     for name in [DURABLE, JOBS, SLOW_DURABLE, SLOW_JOBS, FLOOD_DURABLE] {
