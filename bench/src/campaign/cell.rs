@@ -127,13 +127,19 @@ impl Cell {
         parse_cores(&self.server_cores).unwrap_or_default()
     }
 
+    /// How long the server looks for work before it parks, microseconds, as settings say it: a sink does as its broker.
+    #[must_use]
+    pub fn spin_us(&self) -> &str {
+        // A core that spins looks busy.
+        self.broker.get("spin_us").map_or("0", String::as_str)
+    }
+
     /// `key=value` of every setting of the broker that is not its default.
     #[must_use]
     pub fn settings(&self) -> Vec<String> {
         let mut settings = BTreeMap::from([
             ("mtu_upper_bound".to_owned(), self.shape.mtu.to_string()),
-            // A core that spins looks busy.
-            ("spin_us".to_owned(), "0".to_owned()),
+            ("spin_us".to_owned(), self.spin_us().to_owned()),
         ]);
         if let Some(mode) = self.shape.storage.fsync() {
             settings.insert("fsync".to_owned(), mode.to_owned());
@@ -192,6 +198,9 @@ mod tests {
         let mut cell = Cell { broker, ..cell() };
         cell.shape.storage = Storage::FsyncPeriodic;
         assert_eq!(cell.settings(), ["fsync=periodic", "mtu_upper_bound=3872", "spin_us=50"]);
+        assert_eq!(cell.spin_us(), "50");
+        cell.broker.clear();
+        assert_eq!((cell.spin_us(), &cell.settings()[2][..]), ("0", "spin_us=0"));
     }
 
     #[test]

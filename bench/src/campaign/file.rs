@@ -417,7 +417,10 @@ fn add_sinks(cells: &mut Vec<Cell>) {
         if cell.system == System::Broker && alone && !cell.shape.storage.is_durable() {
             let name = format!("{}-sink", cell.name);
             let shape = Shape { name: name.clone(), ..cell.shape.clone() };
-            with.push(Cell { name, system: System::Sink, shape, broker: BTreeMap::new(), ..cell.clone() });
+            // A sink has no other setting of the broker's.
+            let spins = cell.broker.iter().filter(|(key, _)| *key == "spin_us");
+            let broker = spins.map(|(key, value)| (key.clone(), value.clone())).collect();
+            with.push(Cell { name, system: System::Sink, shape, broker, ..cell.clone() });
         }
         with.push(cell);
     }

@@ -70,7 +70,7 @@ impl Server {
         let args = [
             ("--cpu", cpu.to_string()),
             ("--mtu", cell.shape.mtu.to_string()),
-            ("--spin-us", "0".to_owned()),
+            ("--spin-us", cell.spin_us().to_owned()),
         ];
         let args: Vec<String> = args.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
         let sink = SinkProcess::start(program, folder.path(), &args)?;
