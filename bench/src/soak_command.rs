@@ -12,7 +12,7 @@ use crate::args::seconds;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct SoakArgs {
-    /// Cycles; the last is compared with the third.
+    /// Cycles; the last two are compared with the first three.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(i64::from(CYCLES_MIN)..=100_000))]
     cycles: u32,
     /// Seconds of load in each cycle; a few of rest come on top.

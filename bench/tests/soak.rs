@@ -12,8 +12,8 @@ fn soak(args: &[&str]) -> Output {
 
 #[test]
 fn a_soak_that_cannot_begin_says_why() {
-    let too_few = soak(&["--cycles", "3"]);
-    assert_eq!(too_few.status.code(), Some(2), "there is no cycle after the third");
+    let too_few = soak(&["--cycles", "4"]);
+    assert_eq!(too_few.status.code(), Some(2), "there are no two cycles after the third");
     let nowhere = soak(&["--dir", "/nowhere/at/all"]);
     assert_eq!(nowhere.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&nowhere.stderr).contains("/nowhere/at/all"));

@@ -8,11 +8,11 @@ use serde::Serialize;
 use super::sample::Held;
 use super::tally::{Ledger, Part};
 
-/// The cycle that the last one is compared with, from 1: those before it fill what a broker keeps.
+/// Cycles that later ones are compared with, the first ones: they fill what a broker keeps.
 pub const REFERENCE: usize = 3;
-/// The fewest cycles that have one after it.
-pub const CYCLES_MIN: u32 = REFERENCE as u32 + 1;
-/// How much more than the third cycle the last may take.
+/// The fewest cycles that have two after them: a rule is broken by what both show.
+pub const CYCLES_MIN: u32 = REFERENCE as u32 + 2;
+/// How much more than the most of the first cycles a later one may take.
 pub const GROWTH_MAX: f64 = 0.01;
 /// Memory that is no growth, bytes: see "Soak" in docs/performance.md.
 pub const SLACK_BYTES: u64 = 8 << 20;

@@ -69,7 +69,7 @@ pub struct SoakPlan {
 /// Why nothing was judged.
 #[derive(Debug, thiserror::Error)]
 pub enum SoakError {
-    #[error("{found} cycles, {CYCLES_MIN} are needed: the last is compared with the third")]
+    #[error("{found} cycles, {CYCLES_MIN} are needed: the last two are compared with the first three")]
     Cycles { found: u32 },
     #[error("{dir}: {error}")]
     Folder { dir: PathBuf, error: io::Error },
