@@ -1,5 +1,4 @@
-"""Each public call of the published client, once, against `felix dev`, in both of its forms; the other tests look closer. Calls about
-watches are with their own tests."""
+"""Each public call of the published client, once, against `felix dev`, in both of its forms; the other tests look closer."""
 
 import itertools
 import pathlib
@@ -18,6 +17,7 @@ def calls_dev(tmp_path_factory):
     made = Dev(tmp_path_factory.mktemp("dev"))
     made.run("stream", "create", "durable", "--shards", "2", "--durable")
     made.run("cache", "create", "cache", "--shards", "2")
+    made.run("cache", "create", "single", "--shards", "1")
     yield made
     assert made.stop() == 0
 
@@ -214,3 +214,45 @@ def test_commit_writes_an_event_and_state_get_reads_what_it_put(client, scope, s
         client.commit(*scope, b"entity", [kept])
     with pytest.raises(felix.NotOnOwningShardError):
         client.commit(*scope, b"entity", [event, felix.CommitOp.put("durable", "k", b"v")])
+
+
+def test_a_watch_tells_changes_live_from_an_offset_and_after_the_current_values(client, scope):
+    key, prefix = felix.CacheWatchFilter.key, felix.CacheWatchFilter.prefix
+    name = f"watched{next(_NUMBERS)}"
+    watch = client.watch_cache(*scope, "cache", key(name))
+    assert (watch.resnapshot, watch.retained_count) == (False, None)
+    client.cache_put(*scope, "cache", name, b"one")
+    change = watch.recv(20)
+    assert (change.key, change.value, change.expires_at_millis) == (name, b"one", None)
+    assert change.offset >= watch.resume_offset
+    client.cache_delete(*scope, "cache", name)
+    assert watch.recv(20).value is None
+    watch.close()
+    again = client.watch_cache(*scope, "cache", key(name), start=change.offset)
+    assert again.recv(20).value == b"one"
+    client.cache_put(*scope, "cache", name, b"two")
+    kept = client.watch_cache(*scope, "cache", key(name), retained=True)
+    assert (kept.retained_count, kept.recv(20).value) == (1, b"two")
+    everything = client.watch_cache(*scope, "single", prefix(""))
+    client.cache_put(*scope, "single", name, b"three")
+    assert everything.recv(20).value == b"three"
+    everything.close()
+
+
+def _public(kind):
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_every_call_of_the_client_is_made_here():
+    made = pathlib.Path(__file__).read_text()
+    kinds = [
+        (felix.Client, felix.AsyncClient),
+        (felix.CacheWatchHandle, felix.AsyncCacheWatch),
+        (felix.SubscriptionHandle, felix.AsyncSubscription),
+        (felix.ShardedSubscriptionHandle, felix.AsyncShardedSubscription),
+        (felix.CommitOp, felix.CommitOp),
+    ]
+    for kind, its_async in kinds:
+        names = _public(kind) | _public(its_async)
+        missing = {name for name in names if f".{name}" not in made}
+        assert not missing, (kind, missing)
