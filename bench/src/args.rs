@@ -37,6 +37,9 @@ pub enum Command {
     /// Compare single requests at a broker (caches, counters, groups) with a sink, an echo and a subscription, in alternating
     /// rounds; status 4 when a bound is not kept.
     CompareRequests(crate::request_commands::CompareRequestsArgs),
+    /// Fill a durable cache with many keys, and say how long it takes until it is served again after a stop and after a kill,
+    /// and what a key takes of memory; status 4 when that takes too long.
+    Restart(crate::request_commands::RestartArgs),
     #[command(flatten)]
     Peer(crate::peer_commands::PeerCommand),
     /// Measure every row of the table of what the data path must reach, and say which hold; status 1 when one falls short.

@@ -46,6 +46,7 @@ fn main() -> ExitCode {
         Some(Command::CompareSink(args)) => run_compare(&args),
         Some(Command::CompareDisk(args)) => run_compare_disk(&args),
         Some(Command::CompareRequests(args)) => args.run().map_err(anyhow::Error::from),
+        Some(Command::Restart(args)) => args.run().map_err(anyhow::Error::from),
         Some(Command::Peer(command)) => command.run().map_err(anyhow::Error::from),
         Some(Command::Gate(args)) => gate_command::run(&args).map_err(Into::into),
         Some(Command::Drift(args)) => gate_command::run_drift(&args).map_err(Into::into),

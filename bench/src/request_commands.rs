@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::ValueEnum;
 use felix_bench::machine::raise_priority;
 use felix_bench::requests::compare::{self, RequestComparison};
+use felix_bench::requests::restart::{self, RestartPlan};
 use felix_bench::requests::{KEYS, RequestKind};
 use felix_wire::client::Form;
 
@@ -138,6 +139,58 @@ impl CompareRequestsArgs {
         let mut line = serde_json::to_value(&report)?;
         line["passed"] = report.passed().into();
         println!("{line}");
+        if !report.clean {
+            return Ok(ExitCode::FAILURE);
+        }
+        Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::from(EXCEEDED) })
+    }
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct RestartArgs {
+    /// Keys.
+    #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    keys: u32,
+    /// Bytes of a value.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    size: u32,
+    /// Folder for the broker's files, on a disk; what is made in it is removed.
+    #[arg(long, default_value = ".")]
+    dir: PathBuf,
+    /// Largest datagram that path discovery tries, bytes of UDP payload.
+    #[arg(long, default_value_t = 3_872)]
+    mtu: u16,
+    /// CPU of the load.
+    #[arg(long, default_value_t = 1)]
+    cpu: usize,
+    /// CPU of the broker.
+    #[arg(long, default_value_t = 0)]
+    server_cpu: usize,
+    /// Print one line of JSON as well.
+    #[arg(long)]
+    json: bool,
+}
+
+impl RestartArgs {
+    pub fn run(&self) -> Result<ExitCode, CommandError> {
+        raise_priority();
+        let report = restart::run(&RestartPlan {
+            keys: self.keys,
+            value_bytes: self.size,
+            dir: self.dir.clone(),
+            mtu: self.mtu,
+            server_cpu: self.server_cpu,
+            client_cpu: self.cpu,
+        })?;
+        if self.json {
+            let mut line = serde_json::to_value(&report)?;
+            line["passed"] = report.passed().into();
+            line["bytes_per_key"] = report.bytes_per_key().into();
+            eprint!("{report}");
+            println!("{line}");
+        } else {
+            print!("{report}");
+        }
         if !report.clean {
             return Ok(ExitCode::FAILURE);
         }

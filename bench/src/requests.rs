@@ -7,6 +7,7 @@
 pub mod compare;
 mod groups;
 mod keyed;
+pub mod restart;
 mod talk;
 #[cfg(test)]
 mod tests;

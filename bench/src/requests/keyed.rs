@@ -54,6 +54,18 @@ impl Keyed {
     }
 }
 
+fn write_key(out: &mut String, number: usize) -> std::fmt::Result {
+    write!(out, "key-{number:04}")
+}
+
+/// The name of a key.
+pub(super) fn key_of(number: usize) -> String {
+    let mut key = String::new();
+    // Writing to text does not fail.
+    let _ = write_key(&mut key, number);
+    key
+}
+
 impl Work for Keyed {
     fn ask(&mut self, id: RequestId, form: Form, out: &mut BytesMut) -> bool {
         let fills = self.to_fill > 0;
@@ -61,7 +73,7 @@ impl Work for Keyed {
             return false;
         }
         self.key.clear();
-        if write!(self.key, "key-{:04}", self.next).is_err() {
+        if write_key(&mut self.key, self.next).is_err() {
             return false;
         }
         let Target { tenant, namespace, stream: cache, .. } = &self.target;
@@ -108,14 +120,14 @@ impl Work for Keyed {
             }
             // What a sink says to anything that tells no value.
             Message::CacheOk(ok) if self.kind != RequestKind::CacheGet => {
-                Some((ok.request_id, Done::Counted(bytes)))
+                Some((ok.request_id, Done::Counted { times: 1, bytes }))
             }
             Message::CacheValue(found) if self.kind == RequestKind::CacheGet && self.unfilled == 0 => {
                 let whole = found.value.as_ref().is_some_and(|value| value.len() as u64 == bytes);
-                found.request_id.filter(|_| whole).map(|id| (id, Done::Counted(bytes)))
+                found.request_id.filter(|_| whole).map(|id| (id, Done::Counted { times: 1, bytes }))
             }
             Message::CounterValue(sum) if self.kind == RequestKind::CounterAdd => {
-                sum.value.map(|_| (sum.request_id, Done::Counted(8)))
+                sum.value.map(|_| (sum.request_id, Done::Counted { times: 1, bytes: 8 }))
             }
             _ => None,
         }
