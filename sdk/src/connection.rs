@@ -49,6 +49,7 @@ fn client_features() -> Features {
         .union(Features::NUMBERED_WRITES)
         .union(Features::BINARY_MESSAGES)
         .union(Features::GROUP_LEASES)
+        .union(Features::GROUP_RANGES)
 }
 
 /// How long this client waits for things.

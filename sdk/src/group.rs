@@ -4,6 +4,7 @@
 //! be; a claim that is settled or extended is named with its delivery where the broker takes that.
 //! Not here: polling all the time (`deliveries`), running handlers (`worker`).
 
+mod ack;
 pub(crate) mod deliveries;
 mod holdings;
 mod keeper;
@@ -498,7 +499,17 @@ impl Group {
     fn record(&self, shard: u32, offset: Offset, request_id: RequestId) -> GroupOffset<'_> {
         let (tenant_id, namespace, stream) = self.names();
         let (shard, group) = (ShardIndex(shard), Cow::Borrowed(&*self.name));
-        GroupOffset { tenant_id, namespace, stream, shard, group, offset, request_id, lease: None }
+        GroupOffset {
+            tenant_id,
+            namespace,
+            stream,
+            shard,
+            group,
+            offset,
+            request_id,
+            lease: None,
+            count: None,
+        }
     }
 
     fn claimed(&self, claim: Claim, request_id: RequestId) -> GroupOffset<'_> {

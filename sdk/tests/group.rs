@@ -166,6 +166,39 @@ async fn an_ack_is_repeated_and_a_poll_or_a_nack_without_an_answer_is_not() {
 }
 
 #[tokio::test]
+async fn many_records_are_acked_with_one_request_for_each_run_and_each_by_itself_where_one_is_refused() {
+    let broker = FakeBroker::start(1).await;
+    broker.state.change(|s| s.features = s.features.union(Features::GROUP_RANGES));
+    put(&broker, 0, 0..10);
+    let (_client, group) = group(&broker).await;
+    assert_eq!(poll(&group, 10).await.len(), 10);
+    let claims = [5, 0, 2, 1, 8, 10, 9].map(|offset| claim(offset, 1));
+    let results = group.ack_all(&claims).await;
+    let refused: Vec<usize> = (0..claims.len()).filter(|place| results[*place].is_err()).collect();
+    assert_eq!(refused, [5], "{results:?}");
+    assert_eq!(results[5].as_ref().unwrap_err().code(), Some(&ErrorCode::InvalidRequest), "never handed out");
+    let (ranges, mut acked) = broker.state.change(|s| (s.groups.ranges.clone(), s.groups.acked.clone()));
+    acked.sort_unstable();
+    assert_eq!(ranges, [(0, 0, 3)]);
+    assert_eq!(acked, [0, 1, 2, 5, 8, 9, 10].map(|offset| (0, offset)), "10 was asked for, and refused");
+    assert!(group.ack_all(&[]).await.is_empty());
+}
+
+#[tokio::test]
+async fn many_records_are_acked_each_by_itself_by_a_broker_that_does_not_take_them_together() {
+    let broker = FakeBroker::start(1).await;
+    put(&broker, 0, 0..3);
+    let (_client, group) = group(&broker).await;
+    let claims = poll(&group, 3).await;
+    assert!(group.ack_all(&claims).await.iter().all(Result::is_ok));
+    let (ranges, acked) = broker.state.change(|s| (s.groups.ranges.clone(), s.groups.acked.len()));
+    assert_eq!((ranges, acked), (vec![], 3));
+    let trick = |trick| broker.state.change(|s| s.requests.tricks.push_back(trick));
+    trick(RequestTrick::ApplyAndCut);
+    assert!(group.ack_all(&claims).await.iter().all(Result::is_ok), "what is finished is finished");
+}
+
+#[tokio::test]
 async fn without_claim_control_a_nack_names_no_delivery_and_what_needs_it_is_not_served() {
     let broker = FakeBroker::start(1).await;
     broker.state.change(|s| s.features = s.features.without(Features::GROUP_CLAIM_CONTROL));

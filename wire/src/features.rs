@@ -110,6 +110,8 @@ impl Features {
         /// Private: serves `group_join`, `group_heartbeat`, `group_leave`, `group_members`, and `lease` on polls and
         /// settlements.
         GROUP_LEASES = (0, 0x2000_0000);
+        /// Private: serves `count` on `group_ack`.
+        GROUP_RANGES = (0, 0x4000_0000);
     }
 
     /// Every public bit, without the marker.

@@ -156,7 +156,10 @@ fn what_no_encoder_of_ours_writes_is_refused() {
         let name = Some(b.create_string("n"));
         let group = fb::GroupArgs { tenant: name, namespace: name, stream: name, group: name, shard: 0 };
         let group = Some(fb::Group::create(b, &group));
-        let settle = fb::GroupSettle::create(b, &fb::GroupSettleArgs { group, what, offset: 1, lease: None });
+        let settle = fb::GroupSettle::create(
+            b,
+            &fb::GroupSettleArgs { group, what, offset: 1, lease: None, count: None },
+        );
         settle.as_union_value()
     };
     let records = |b: &mut FlatBufferBuilder<'_>, bytes: u32| {

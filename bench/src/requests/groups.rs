@@ -1,6 +1,7 @@
-//! Records of one shard's group, page by page: claimed by a poll, finished each by an ack. Scope: one run.
-//! Invariants: one poll is unanswered at a time, and it is asked behind the acks of the page before it; every record has the
-//! length of the shape; when none is left the group begins with the first record again.
+//! Records of one shard's group, page by page: claimed by polls, each page finished by an ack for every run of neighbours in
+//! it. Scope: one run.
+//! Invariants: at most [`POLLS`] polls are unanswered; every record has the length of the shape; when none is left, and
+//! everything asked is answered, the group begins with the first record again.
 //! Not here: when requests are sent (`talk`), publishing the records (`load`).
 
 use std::collections::VecDeque;
@@ -14,13 +15,16 @@ use super::{PAGE_RECORDS, RequestPlan};
 use crate::target::Target;
 
 const GROUP: &str = "bench";
+/// Polls that are unanswered at once, as a consumer has them that reads ahead.
+const POLLS: u32 = 8;
 
 /// What is asked when nothing is left to finish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
+    /// When everything is answered.
     Seek,
     Poll,
-    /// The answer of one of them.
+    /// The answer to the seek.
     Wait,
 }
 
@@ -28,7 +32,11 @@ enum Next {
 pub struct Pages {
     target: Target,
     record_bytes: usize,
-    claimed: VecDeque<Offset>,
+    /// Runs that are to be finished: the first record of each, and how many.
+    claimed: VecDeque<(Offset, u32)>,
+    /// Records of each unanswered ack.
+    acking: VecDeque<u32>,
+    polls: u32,
     next: Next,
     begun: bool,
 }
@@ -39,8 +47,20 @@ impl Pages {
             target: plan.target.clone(),
             record_bytes: plan.shape.record_bytes as usize,
             claimed: VecDeque::new(),
+            acking: VecDeque::new(),
+            polls: 0,
             next: Next::Seek,
             begun: false,
+        }
+    }
+
+    fn claim(&mut self, offset: Offset) {
+        match self.claimed.back_mut() {
+            // Runs of the page before are not joined: an ack has no more records than a poll.
+            Some((first, count)) if first.0 + u64::from(*count) == offset.0 && *count < PAGE_RECORDS => {
+                *count += 1;
+            }
+            _ => self.claimed.push_back((offset, 1)),
         }
     }
 }
@@ -54,45 +74,52 @@ impl Work for Pages {
         );
         let (shard, group) = (ShardIndex(0), GROUP.into());
         let message = match (self.claimed.pop_front(), self.next) {
-            (Some(offset), _) => Message::GroupAck(GroupOffset {
-                tenant_id,
-                namespace,
-                stream,
-                shard,
-                group,
-                offset,
-                request_id,
-                lease: None,
-            }),
-            (None, Next::Wait) => return false,
-            (None, Next::Seek) => Message::GroupSeek(GroupSeek {
-                tenant_id,
-                namespace,
-                stream,
-                shard,
-                group,
-                start: StartPosition::Earliest,
-                if_new: false,
-                request_id,
-            }),
-            (None, Next::Poll) => Message::GroupPoll(GroupPoll {
-                tenant_id,
-                namespace,
-                stream,
-                shard,
-                group,
-                max_records: PAGE_RECORDS,
-                wait_ms: 0,
-                request_id,
-                consumer: None,
-                reclaim: false,
-                visibility_ms: 0,
-                lease: None,
-            }),
+            (Some((offset, count)), _) => {
+                self.acking.push_back(count);
+                Message::GroupAck(GroupOffset {
+                    tenant_id,
+                    namespace,
+                    stream,
+                    shard,
+                    group,
+                    offset,
+                    request_id,
+                    lease: None,
+                    count: Some(count),
+                })
+            }
+            (None, Next::Seek) if self.polls == 0 && self.acking.is_empty() => {
+                self.next = Next::Wait;
+                Message::GroupSeek(GroupSeek {
+                    tenant_id,
+                    namespace,
+                    stream,
+                    shard,
+                    group,
+                    start: StartPosition::Earliest,
+                    if_new: false,
+                    request_id,
+                })
+            }
+            (None, Next::Poll) if self.polls < POLLS => {
+                self.polls += 1;
+                Message::GroupPoll(GroupPoll {
+                    tenant_id,
+                    namespace,
+                    stream,
+                    shard,
+                    group,
+                    max_records: PAGE_RECORDS,
+                    wait_ms: 0,
+                    request_id,
+                    consumer: None,
+                    reclaim: false,
+                    visibility_ms: 0,
+                    lease: None,
+                })
+            }
+            (None, _) => return false,
         };
-        if !matches!(message, Message::GroupAck(_)) {
-            self.next = Next::Wait;
-        }
         message.encode_frame_as(form, out);
         true
     }
@@ -103,8 +130,11 @@ impl Work for Pages {
                 if page.records.iter().any(|record| record.payload.len() != self.record_bytes) {
                     return None;
                 }
-                self.claimed.extend(page.records.iter().map(|record| record.offset));
-                self.next = if page.records.is_empty() { Next::Seek } else { Next::Poll };
+                self.polls = self.polls.checked_sub(1)?;
+                page.records.iter().for_each(|record| self.claim(record.offset));
+                if page.records.is_empty() {
+                    self.next = Next::Seek;
+                }
                 self.begun |= !page.records.is_empty();
                 Some((page.request_id, Done::Aside))
             }
@@ -112,7 +142,10 @@ impl Work for Pages {
                 self.next = Next::Poll;
                 Some((position.request_id, Done::Aside))
             }
-            Message::CacheOk(ok) => Some((ok.request_id, Done::Counted(self.record_bytes as u64))),
+            Message::CacheOk(ok) => {
+                let times = self.acking.pop_front()?;
+                Some((ok.request_id, Done::Counted { times, bytes: self.record_bytes as u64 }))
+            }
             _ => None,
         }
     }

@@ -20,7 +20,7 @@ use felix_wire::frame::{Frame, FrameReader};
 use felix_wire::id::RequestId;
 use felix_wire::limits::FRAME_PAYLOAD_MAX;
 
-use super::RequestPlan;
+use super::{RequestKind, RequestPlan};
 use crate::endpoint::Endpoint;
 use crate::load::LoadError;
 use crate::load::window::Window;
@@ -37,8 +37,8 @@ const PUMP_BYTES: usize = 256 << 10;
 /// What an answer came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Done {
-    /// One more of what the run is about, with so many bytes of payload.
-    Counted(u64),
+    /// So many more of what the run is about, each with so many bytes of payload.
+    Counted { times: u32, bytes: u64 },
     /// Something the run needs beside it.
     Aside,
 }
@@ -245,8 +245,9 @@ impl<W: Work> Talk<'_, W> {
         }
         match self.work.answered(&message) {
             Some((named, done)) if named == asked => {
-                if let (Done::Counted(bytes), Some(window)) = (done, &mut self.window) {
-                    count(window, bytes, now.saturating_since(at));
+                if let (Done::Counted { times, bytes }, Some(window)) = (done, &mut self.window) {
+                    let took = now.saturating_since(at);
+                    (0..times).for_each(|_| count(window, bytes, took));
                 }
                 Ok(())
             }
@@ -266,6 +267,12 @@ impl<W: Work> Talk<'_, W> {
             let message = "it does not answer in order, or not in this form".to_owned();
             return Err(LoadError::Refused { what: "the form of requests", message });
         }
+        let ranges =
+            self.plan.kind != RequestKind::GroupPage || hello.features().contains(Features::GROUP_RANGES);
+        if !ranges {
+            let message = "it does not take one ack for many records".to_owned();
+            return Err(LoadError::Refused { what: "acks", message });
+        }
         if self.plan.form == Form::Binary {
             self.reader.take_binary_messages();
         }
@@ -279,6 +286,7 @@ fn auth_frame(plan: &RequestPlan) -> BytesMut {
         .union(Features::COUNTERS)
         .union(Features::CONSUMER_GROUP)
         .union(Features::GROUP_ADMIN)
+        .union(Features::GROUP_RANGES)
         .union(Features::ORDERED_ANSWERS);
     let features = match plan.form {
         Form::Binary => features.union(Features::BINARY_MESSAGES),

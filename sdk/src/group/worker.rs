@@ -23,6 +23,9 @@ use crate::limits::{
 };
 use crate::request::RequestError;
 
+/// Requests that finish records which are unanswered at once; what is finished meanwhile goes with the next of them.
+const ACKS_AT_ONCE: usize = 4;
+
 /// What becomes of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settle {
@@ -157,6 +160,8 @@ impl WorkerBuilder {
             handlers: JoinSet::new(),
             claims: HashMap::new(),
             requests: JoinSet::new(),
+            finished: Vec::new(),
+            acking: 0,
             report: WorkerReport::default(),
         };
         running.run(stop, self.stop_patience).await
@@ -166,6 +171,7 @@ impl WorkerBuilder {
 /// A request about a claim that was answered, or not.
 enum Done {
     Extended { claim: Claim, asked: Instant, outcome: Result<Duration, RequestError> },
+    Acked { outcomes: Vec<Result<(), RequestError>> },
     Settled { settle: Settle, outcome: Result<(), RequestError> },
 }
 
@@ -183,6 +189,9 @@ struct Running<H> {
     /// What each handler is about, and its place among those that are claimed.
     claims: HashMap<Id, (Claim, OwnedSemaphorePermit)>,
     requests: JoinSet<Done>,
+    /// To be acked, each with its place, and how many requests that do so are unanswered.
+    finished: Vec<(Claim, OwnedSemaphorePermit)>,
+    acking: usize,
     report: WorkerReport,
 }
 
@@ -209,6 +218,7 @@ where
                 self.give_back_waiting();
             }
             self.extend(now);
+            self.ack_finished();
             let due = self.roster.next_timeout();
             let wake = due.into_iter().chain(deadline).min();
             tokio::select! {
@@ -239,7 +249,8 @@ where
             }
         }
         self.deliveries.leave().await;
-        self.report.unsettled += (self.requests.len() + self.claims.len()) as u64;
+        let unanswered = self.requests.len() + self.claims.len() + self.finished.len();
+        self.report.unsettled += unanswered as u64;
         match failed {
             Some(error) if deadline.is_none() => Err(error),
             _ => Ok(self.report),
@@ -290,15 +301,39 @@ where
             return;
         }
         let group = self.group.clone();
+        match settle {
+            Settle::Ack => self.finished.push((claim, place)),
+            Settle::Nack { delay } => {
+                self.ask(settle, place, async move { group.nack(claim, delay).await });
+            }
+            Settle::DeadLetter => self.ask(settle, place, async move { group.bury(claim).await }),
+        }
+    }
+
+    fn ask(
+        &mut self,
+        settle: Settle,
+        place: OwnedSemaphorePermit,
+        request: impl Future<Output = Result<(), RequestError>> + Send + 'static,
+    ) {
         self.requests.spawn(async move {
             // Held until the broker knows, so that not more is claimed than was asked for.
             let _place = place;
-            let outcome = match settle {
-                Settle::Ack => group.ack(claim).await,
-                Settle::Nack { delay } => group.nack(claim, delay).await,
-                Settle::DeadLetter => group.bury(claim).await,
-            };
-            Done::Settled { settle, outcome }
+            Done::Settled { settle, outcome: request.await }
+        });
+    }
+
+    /// Acks what handlers have finished, together what came while earlier acks were under way.
+    fn ack_finished(&mut self) {
+        if self.finished.is_empty() || self.acking >= ACKS_AT_ONCE {
+            return;
+        }
+        self.acking += 1;
+        let (group, finished) = (self.group.clone(), std::mem::take(&mut self.finished));
+        self.requests.spawn(async move {
+            // Places are held as in `ask`.
+            let (claims, _places): (Vec<Claim>, Vec<OwnedSemaphorePermit>) = finished.into_iter().unzip();
+            Done::Acked { outcomes: group.ack_all(&claims).await }
         });
     }
 
@@ -323,12 +358,20 @@ where
                 Some(ErrorCode::StaleClaim) => self.roster.lost(claim),
                 _ => self.roster.not_extended(claim, Instant::now()),
             },
-            Done::Settled { settle, outcome: Ok(()) } => match settle {
-                Settle::Ack => self.report.acked += 1,
-                Settle::Nack { .. } => self.report.nacked += 1,
-                Settle::DeadLetter => self.report.dead_lettered += 1,
-            },
-            Done::Settled { outcome: Err(error), .. } => match error.code() {
+            Done::Acked { outcomes } => {
+                self.acking -= 1;
+                outcomes.into_iter().for_each(|outcome| self.settled(Settle::Ack, outcome));
+            }
+            Done::Settled { settle, outcome } => self.settled(settle, outcome),
+        }
+    }
+
+    fn settled(&mut self, settle: Settle, outcome: Result<(), RequestError>) {
+        match (outcome, settle) {
+            (Ok(()), Settle::Ack) => self.report.acked += 1,
+            (Ok(()), Settle::Nack { .. }) => self.report.nacked += 1,
+            (Ok(()), Settle::DeadLetter) => self.report.dead_lettered += 1,
+            (Err(error), _) => match error.code() {
                 Some(ErrorCode::StaleClaim) => self.report.lost += 1,
                 _ => self.report.unsettled += 1,
             },

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use felix_sdk::{ErrorCode, Offset};
 use felix_wire::client::{
-    CacheOk, GroupDeadLetterList, GroupDeleted, GroupExtended, GroupInfo, GroupPoll, GroupPosition,
-    GroupRecord, GroupRecords, Message, StartPosition,
+    CacheOk, GroupDeadLetterList, GroupDeleted, GroupExtended, GroupInfo, GroupOffset, GroupPoll,
+    GroupPosition, GroupRecord, GroupRecords, Message, StartPosition,
 };
 use quinn::SendStream;
 
@@ -52,6 +52,8 @@ pub struct Groups {
     pub stale_acks: usize,
     /// Acks in order.
     pub acked: Vec<(u32, u64)>,
+    /// Acks of several records: shard, first, end.
+    pub ranges: Vec<(u32, u64, u64)>,
 }
 
 impl Shard {
@@ -178,6 +180,9 @@ pub fn answer(s: &mut State, message: &Message<'_>) -> Option<Result<Message<'st
         s.groups.extensions += 1;
     }
     let mut lost = false;
+    if let Message::GroupAck(m @ GroupOffset { count: Some(_), .. }) = message {
+        return Some(ack_range(s, &group, m));
+    }
     if let Message::GroupAck(m) = message {
         lost = s.groups.stale_acks > 0;
         s.groups.stale_acks -= usize::from(lost);
@@ -210,6 +215,24 @@ pub fn answer(s: &mut State, message: &Message<'_>) -> Option<Result<Message<'st
             .map(|visible_ms| Message::GroupExtended(GroupExtended { visible_ms, request_id })),
         settled => settle(shard, settled, tail).map(|()| Message::CacheOk(CacheOk { request_id })),
     })
+}
+
+/// All of them or none.
+fn ack_range(s: &mut State, group: &str, m: &GroupOffset<'_>) -> Result<Message<'static>, No> {
+    let offsets = m.offset.get()..m.offset.get() + u64::from(m.count.unwrap_or(0));
+    let shard = s.groups.shards.entry((group.to_owned(), m.shard.get())).or_default();
+    shard.lapse(Instant::now());
+    let known = |offset: u64| shard.held.contains_key(&offset) || shard.finished.contains(&offset);
+    if s.groups.stale_acks > 0 || !offsets.clone().all(known) {
+        return Err(stale());
+    }
+    s.groups.ranges.push((m.shard.get(), offsets.start, offsets.end));
+    for offset in offsets {
+        shard.held.remove(&offset);
+        shard.finished.insert(offset);
+        s.groups.acked.push((m.shard.get(), offset));
+    }
+    Ok(Message::CacheOk(CacheOk { request_id: m.request_id }))
 }
 
 fn seek(

@@ -53,7 +53,8 @@ pub const SERVER_FEATURES: Features = Features::TOPOLOGY
     .union(Features::ORDERED_ANSWERS)
     .union(Features::NUMBERED_WRITES)
     .union(Features::BINARY_MESSAGES)
-    .union(Features::GROUP_LEASES);
+    .union(Features::GROUP_LEASES)
+    .union(Features::GROUP_RANGES);
 
 /// What is served only where there are folders for logs.
 const LOGGED: Features = Features::CONSUMER_GROUP
@@ -63,6 +64,7 @@ const LOGGED: Features = Features::CONSUMER_GROUP
     .union(Features::GROUP_ADMIN)
     .union(Features::GROUP_CLAIM_CONTROL)
     .union(Features::GROUP_LEASES)
+    .union(Features::GROUP_RANGES)
     .union(Features::ATOMIC_COMMIT)
     .union(Features::PUBLISH_CONDITIONAL)
     .union(Features::STREAM_READ)
@@ -74,7 +76,8 @@ const PRIVATE: Features = Features::CORE_HINTS
     .union(Features::ORDERED_ANSWERS)
     .union(Features::NUMBERED_WRITES)
     .union(Features::BINARY_MESSAGES)
-    .union(Features::GROUP_LEASES);
+    .union(Features::GROUP_LEASES)
+    .union(Features::GROUP_RANGES);
 
 impl Session {
     /// The first frame of a stream.

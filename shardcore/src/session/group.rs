@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use felix_wire::client::{
-    Form, GroupDeadLetterList, GroupDeleted, GroupExtended, GroupInfo, GroupPosition, GroupRecord,
-    GroupRecords, Message, StartPosition,
+    Form, GroupDeadLetterList, GroupDeleted, GroupExtended, GroupInfo, GroupOffset, GroupPosition,
+    GroupRecord, GroupRecords, Message, StartPosition,
 };
 use felix_wire::control::Action as Right;
 use felix_wire::features::Features;
@@ -112,7 +112,12 @@ fn understood(
                 member,
             }
         }
-        Message::GroupAck(m) => GroupWhat::Ack { offset: m.offset },
+        Message::GroupDeadLetter(GroupOffset { count: Some(_), .. })
+        | Message::GroupDiscard(GroupOffset { count: Some(_), .. })
+        | Message::GroupRedrive(GroupOffset { count: Some(_), .. }) => {
+            return Err(Refusal::invalid("only an ack is of more than one record"));
+        }
+        Message::GroupAck(m) => GroupWhat::Ack { offset: m.offset, count: m.count.unwrap_or(1) },
         Message::GroupNack(m) => {
             GroupWhat::Nack { offset: m.offset, attempts: m.attempts, delay: ms(m.delay_ms) }
         }

@@ -140,6 +140,7 @@ impl Refusal {
             GroupRefused::GroupName
             | GroupRefused::MemberName
             | GroupRefused::NoRecords
+            | GroupRefused::AckCount
             | GroupRefused::NeverHandedOut
             | GroupRefused::InFuture { .. }
             | GroupRefused::TooOld { .. } => ErrorCode::InvalidRequest,

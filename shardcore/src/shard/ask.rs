@@ -121,6 +121,7 @@ pub enum GroupWhat {
     },
     Ack {
         offset: Offset,
+        count: u32,
     },
     Nack {
         offset: Offset,

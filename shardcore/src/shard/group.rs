@@ -5,6 +5,7 @@
 //! settled in the log of the stream; while changes find no room in the log nothing else is taken on.
 //! Not here: what a request does (`projection::group`), who asks (`turn::groups`).
 
+mod ahead;
 mod compact;
 mod fetch;
 
@@ -24,6 +25,7 @@ use super::mail::{Doubt, Ending, FromShard, NotWritten, PageLoss, ShardOutput};
 use crate::projection::group::{Draft, GroupOutput, GroupRefused, GroupSettings, GroupsCore, Poll, PollId};
 use crate::snapshot::{LogRole, ShardId};
 use crate::store::{LogAt, Store};
+use ahead::Ahead;
 use fetch::Fetching;
 
 /// Dead letters in one answer.
@@ -59,6 +61,7 @@ pub struct GroupShard {
     poll_of: BTreeMap<(CoreId, AskToken), PollId>,
     next_poll: u64,
     fetches: Slab<Fetching>,
+    ahead: Ahead,
     /// Changes that found no room in the log yet, and answers that wait for them.
     drafts: Vec<Draft>,
     answers: Vec<(Asker, Reply)>,
@@ -93,6 +96,7 @@ impl GroupShard {
             poll_of: BTreeMap::new(),
             next_poll: 0,
             fetches: Slab::new(),
+            ahead: Ahead::default(),
             drafts: Vec::new(),
             answers: Vec::new(),
             outputs: Vec::new(),
@@ -163,7 +167,7 @@ impl GroupShard {
         let done = |done: Result<(), GroupRefused>| done.map(|()| Reply::Written);
         let reply = match what {
             GroupWhat::Poll { .. } => return self.poll(asker, (group, lease), what, cx),
-            GroupWhat::Ack { offset } => done(self.groups.ack(&group, offset, now, out)),
+            GroupWhat::Ack { offset, count } => done(self.groups.ack(&group, (offset, count), now, out)),
             GroupWhat::Nack { offset, attempts, delay } => {
                 done(self.groups.nack(&group, (offset, attempts), delay, now, out))
             }
@@ -241,10 +245,13 @@ impl GroupShard {
 
     /// Starts what the groups want, writes what changed, and owes the answers.
     fn flush(&mut self, cx: &mut ShardCx<'_>) {
-        for output in std::mem::take(&mut self.outputs) {
-            match output {
-                GroupOutput::Fetch(fetch) => self.fetch(fetch, cx),
-                GroupOutput::Empty(poll) => self.end_poll(poll, Reply::Polled(Vec::new())),
+        // What was read ahead answers a poll at once, which may let another one go.
+        while !self.outputs.is_empty() {
+            for output in std::mem::take(&mut self.outputs) {
+                match output {
+                    GroupOutput::Fetch(fetch) => self.fetch(fetch, cx),
+                    GroupOutput::Empty(poll) => self.end_poll(poll, Reply::Polled(Vec::new())),
+                }
             }
         }
         self.drafts.extend(self.groups.take_drafts());
@@ -397,6 +404,7 @@ impl GroupShard {
         end: Offset,
         cx: &mut ShardCx<'_>,
     ) {
+        self.ahead.rest();
         self.log.retry_read(cx);
         self.log.expire_parked(room, cx);
         self.log.give_up_late(confirm, cx);

@@ -113,6 +113,10 @@ pub struct GroupOffset<'a> {
     /// Private, `GROUP_LEASES`: under which lease of the shard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseId>,
+    /// Private, `GROUP_RANGES`, of `group_ack` alone: so many records from this one on, 1 to 1,000, all of them or none. One
+    /// without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u32>,
 }
 
 /// `group_dead_letters`, `group_describe`, `group_delete`: something about the group.

@@ -199,6 +199,8 @@ fn messages_about_members_are_written_as_the_page_says() {
             .to_owned(),
         r#"{"type":"group_ack","tenant_id":"t","namespace":"n","stream":"s","shard":0,"group":"g","offset":1,"request_id":1,"lease":9}"#
             .to_owned(),
+        r#"{"type":"group_ack","tenant_id":"t","namespace":"n","stream":"s","shard":0,"group":"g","offset":1,"request_id":1,"lease":9,"count":64}"#
+            .to_owned(),
     ];
     for text in texts {
         let message = decode(&text).unwrap_or_else(|error| panic!("{text}: {error}"));

@@ -2123,6 +2123,7 @@ impl<'a> GroupSettle<'a> {
   pub const VT_WHAT: ::flatbuffers::VOffsetT = 6;
   pub const VT_OFFSET: ::flatbuffers::VOffsetT = 8;
   pub const VT_LEASE: ::flatbuffers::VOffsetT = 10;
+  pub const VT_COUNT: ::flatbuffers::VOffsetT = 12;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -2136,6 +2137,7 @@ impl<'a> GroupSettle<'a> {
     let mut builder = GroupSettleBuilder::new(_fbb);
     if let Some(x) = args.lease { builder.add_lease(x); }
     builder.add_offset(args.offset);
+    if let Some(x) = args.count { builder.add_count(x); }
     if let Some(x) = args.group { builder.add_group(x); }
     builder.add_what(args.what);
     builder.finish()
@@ -2170,6 +2172,13 @@ impl<'a> GroupSettle<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<u64>(GroupSettle::VT_LEASE, None)}
   }
+  #[inline]
+  pub fn count(&self) -> Option<u32> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(GroupSettle::VT_COUNT, None)}
+  }
 }
 
 impl ::flatbuffers::Verifiable for GroupSettle<'_> {
@@ -2182,6 +2191,7 @@ impl ::flatbuffers::Verifiable for GroupSettle<'_> {
      .visit_field::<Settle>("what", Self::VT_WHAT, false)?
      .visit_field::<u64>("offset", Self::VT_OFFSET, false)?
      .visit_field::<u64>("lease", Self::VT_LEASE, false)?
+     .visit_field::<u32>("count", Self::VT_COUNT, false)?
      .finish();
     Ok(())
   }
@@ -2191,6 +2201,7 @@ pub struct GroupSettleArgs<'a> {
     pub what: Settle,
     pub offset: u64,
     pub lease: Option<u64>,
+    pub count: Option<u32>,
 }
 impl<'a> Default for GroupSettleArgs<'a> {
   #[inline]
@@ -2200,6 +2211,7 @@ impl<'a> Default for GroupSettleArgs<'a> {
       what: Settle::Ack,
       offset: 0,
       lease: None,
+      count: None,
     }
   }
 }
@@ -2226,6 +2238,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> GroupSettleBuilder<'a, 'b, A>
     self.fbb_.push_slot_always::<u64>(GroupSettle::VT_LEASE, lease);
   }
   #[inline]
+  pub fn add_count(&mut self, count: u32) {
+    self.fbb_.push_slot_always::<u32>(GroupSettle::VT_COUNT, count);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> GroupSettleBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     GroupSettleBuilder {
@@ -2248,6 +2264,7 @@ impl ::core::fmt::Debug for GroupSettle<'_> {
       ds.field("what", &self.what());
       ds.field("offset", &self.offset());
       ds.field("lease", &self.lease());
+      ds.field("count", &self.count());
       ds.finish()
   }
 }

@@ -43,12 +43,32 @@ impl Durable {
         self.attempts.get(&at).copied().unwrap_or(0)
     }
 
+    /// One past the last of the finished records that follow `at` without a gap, or of some of them; none when `at` itself is
+    /// not finished.
+    pub fn finished_until(&self, at: u64) -> Option<u64> {
+        match self.position {
+            Some(position) if at < position => {
+                let redriven = self.redriven.range(at..position).next().copied();
+                redriven.or(Some(position)).filter(|end| at < *end)
+            }
+            _ => self.done.end_of(at).or_else(|| self.dead.end_of(at)),
+        }
+    }
+
     /// Whether a record is finished.
     pub fn is_finished(&self, at: u64) -> bool {
-        match self.position {
-            Some(position) if at < position => !self.redriven.contains(&at),
-            _ => self.done.contains(at) || self.dead.contains(at),
+        self.finished_until(at).is_some()
+    }
+
+    /// One past the last record, `end` at most, that is unfinished and was handed out in vain as often as `at`, which is
+    /// unfinished and at or above the position.
+    pub fn alike_until(&self, at: u64, end: u64) -> u64 {
+        if self.attempts.contains_key(&at) {
+            return end.min(at + 1);
         }
+        let next = |ranges: &Ranges| ranges.within(at, end).next().map_or(end, |(start, _)| start);
+        let counted = self.attempts.range(at..end.max(at)).next().map_or(end, |(at, _)| *at);
+        counted.min(next(&self.done)).min(next(&self.dead))
     }
 
     /// The first unfinished record at or above `at`, which is at or above the position.

@@ -143,6 +143,8 @@ pub enum GroupRefused {
     MemberName,
     #[error("a poll asks for at least one record")]
     NoRecords,
+    #[error("an ack is of 1 to {GROUP_POLL_RECORDS_MAX} records")]
+    AckCount,
     #[error("the shard has {GROUPS_MAX} groups")]
     TooManyGroups,
     #[error("the group has {POLLS_MAX} polls")]
@@ -252,6 +254,11 @@ impl GroupsCore {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty()
+    }
+
+    /// One past the last record that can be read.
+    pub fn records_end(&self) -> Offset {
+        Offset(self.extent.end)
     }
 
     /// What the log says of a group.
@@ -451,19 +458,23 @@ impl GroupsCore {
         })
     }
 
-    /// Finishes a record. May be told when all changes of before and now are settled.
+    /// Finishes `count` records from `offset` on, 1 to [`GROUP_POLL_RECORDS_MAX`]: all of them or none. May be told when all
+    /// changes of before and now are settled.
     ///
     /// # Errors
-    /// `NeverHandedOut`, `StaleClaim`.
+    /// `AckCount`; `NeverHandedOut`, `StaleClaim` of the first that cannot be finished.
     pub fn ack(
         &mut self,
         group: &str,
-        offset: Offset,
+        (offset, count): (Offset, u32),
         now: Tick,
         out: &mut Vec<GroupOutput>,
     ) -> Result<(), GroupRefused> {
+        if !(1..=GROUP_POLL_RECORDS_MAX).contains(&count) {
+            return Err(GroupRefused::AckCount);
+        }
         let at = self.known(group, offset)?;
-        self.with(at, now, out, |group, extent, _, _| group.ack(offset.0, now, extent))
+        self.with(at, now, out, |group, extent, _, _| group.ack(offset.0, count, now, extent))
     }
 
     /// Gives a record back, to be handed out again after `delay`; with `attempts` other than 0 only if that claim holds.

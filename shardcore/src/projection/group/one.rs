@@ -12,7 +12,7 @@ use felix_runtime::clock::Tick;
 use felix_runtime::planted::{self, Defect};
 use felix_wire::id::{LeaseId, Offset};
 
-use super::claims::{Claims, ConnectionId, PollId, Slot, State};
+use super::claims::{Claims, ConnectionId, PollId, Run, Slot, State};
 use super::durable::Durable;
 use super::record::Change;
 use super::{
@@ -26,8 +26,8 @@ struct Asked {
     visibility: Duration,
     /// When it is answered though there is nothing.
     until: Tick,
-    /// While it is being read for.
-    offsets: Vec<u64>,
+    /// What is being read for it: each run with its end.
+    wanted: Vec<(u64, u64)>,
 }
 
 /// The shard's records that can be read.
@@ -76,7 +76,8 @@ impl Group {
         let mut group = Group { durable, next, handed_end: found_end, ..Group::default() };
         let redriven: Vec<u64> = group.durable.redriven().iter().copied().collect();
         for at in redriven {
-            group.owe(at, group.durable.attempts(at), false);
+            let attempts = group.durable.attempts(at);
+            group.claims.set(at, Slot { attempts, state: State::Ready { reclaimed: false } });
         }
         group
     }
@@ -147,7 +148,7 @@ impl Group {
         let visibility = asked.min(settings.visibility_max);
         let until = poll.wait_until.unwrap_or(now);
         let place = self.waiting.last_key_value().map_or(0, |(last, _)| last + 1);
-        self.wait(place, Asked { poll, visibility, until, offsets: Vec::new() });
+        self.wait(place, Asked { poll, visibility, until, wanted: Vec::new() });
         Ok(())
     }
 
@@ -163,9 +164,8 @@ impl Group {
     /// A later lease begins: what is claimed under those before it is owed at once, and their polls get nothing.
     fn fence(&mut self, lease: LeaseId, now: Tick, extent: Extent, settings: &GroupSettings) {
         self.lease = Some(lease);
-        for at in self.claims.under_other_leases(lease) {
-            let attempts = self.claims.get(at).map_or(0, |slot| slot.attempts);
-            self.fail(at, attempts, State::Ready { reclaimed: true }, settings, extent);
+        for run in self.claims.under_other_leases(lease) {
+            self.fail(run, State::Ready { reclaimed: true }, settings, extent);
         }
         let leased = |asked: &Asked| asked.poll.lease.is_some();
         let waiting = self.waiting.iter().filter(|(_, asked)| leased(asked)).map(|(place, _)| *place);
@@ -177,12 +177,10 @@ impl Group {
         let mut reserved = Vec::new();
         for (id, asked) in reading {
             asked.until = now;
-            reserved.extend(std::mem::take(&mut asked.offsets).into_iter().map(|at| (at, *id)));
+            reserved.push((*id, std::mem::take(&mut asked.wanted)));
         }
-        for (at, id) in reserved {
-            if self.is_reserved(at, id) {
-                self.give_back(at);
-            }
+        for (id, wanted) in reserved {
+            self.give_back(id, &wanted);
         }
     }
 
@@ -204,14 +202,14 @@ impl Group {
         out.extend(self.fenced.drain(..).map(Outcome::Empty));
         while let Some((place, first)) = self.waiting.first_key_value() {
             let (place, id, most) = (*place, first.poll.id, first.poll.max_records as usize);
-            let offsets = self.gather(id, most, extent, settings);
-            if offsets.is_empty() {
+            let wanted = self.gather(id, most as u64, extent, settings);
+            if wanted.is_empty() {
                 break;
             }
             let Some(mut asked) = self.stop_waiting(place) else { break };
-            let fetch = offsets.iter().map(|at| Offset(*at)).collect();
-            out.push(Outcome::Fetch(Fetch { poll: id, offsets: fetch }));
-            asked.offsets = offsets;
+            let offsets = wanted.iter().flat_map(|(start, end)| *start..*end).map(Offset).collect();
+            out.push(Outcome::Fetch(Fetch { poll: id, offsets }));
+            asked.wanted = wanted;
             self.reading.insert(id, asked);
         }
         while let Some((_, place)) = self.waits.first().copied().filter(|(until, _)| *until <= now) {
@@ -221,38 +219,57 @@ impl Group {
         }
     }
 
-    /// Reserves records for a poll: those owed first, then new ones.
-    fn gather(&mut self, poll: PollId, most: usize, extent: Extent, settings: &GroupSettings) -> Vec<u64> {
-        let room = settings.in_flight_max.saturating_sub(self.claims.counts().in_flight).min(most);
-        let mut offsets = Vec::new();
-        while offsets.len() < room {
-            let Some(at) = self.claims.first_ready().filter(|at| *at < extent.end) else { break };
-            let attempts = self.claims.get(at).map_or(0, |slot| slot.attempts);
-            self.claims.set(at, Slot { attempts, state: State::Reserved { poll } });
-            offsets.push(at);
+    /// Reserves records for a poll: those owed first, then new ones. Gives the runs.
+    fn gather(
+        &mut self,
+        poll: PollId,
+        most: u64,
+        extent: Extent,
+        settings: &GroupSettings,
+    ) -> Vec<(u64, u64)> {
+        let in_flight_max = settings.in_flight_max;
+        let mut room = (in_flight_max.saturating_sub(self.claims.counts().in_flight) as u64).min(most);
+        let mut wanted = Vec::new();
+        while room > 0 {
+            let ready = self.claims.first_ready().and_then(|run| run.within(0, extent.end));
+            let Some(run) = ready.and_then(|run| run.within(0, run.start.saturating_add(room))) else {
+                break;
+            };
+            self.reserve(run.start, run.end, run.slot.attempts, poll);
+            wanted.push((run.start, run.end));
+            room -= run.len();
         }
         // A seek to a dead letter leaves the position behind it.
         self.next = self.next.max(extent.start).max(self.durable.position().unwrap_or(0));
-        while offsets.len() < room && self.claims.len() < settings.in_flight_max {
+        while room > 0 && self.claims.len() < in_flight_max {
             self.next = self.durable.unfinished_from(self.next);
             if self.next >= extent.end {
                 break;
             }
-            let at = self.next;
-            self.next += 1;
-            if self.claims.get(at).is_some() {
+            if let Some(run) = self.claims.run_of(self.next) {
+                self.next = run.end;
                 continue;
             }
-            let attempts = self.durable.attempts(at);
+            let (at, attempts) = (self.next, self.durable.attempts(self.next));
             if attempts >= settings.attempts_max {
+                self.next += 1;
                 self.bury(at, attempts, extent);
-            } else {
-                self.claims.set(at, Slot { attempts, state: State::Reserved { poll } });
-                offsets.push(at);
+                continue;
             }
+            let most = room.min((in_flight_max - self.claims.len()) as u64);
+            let end = self.durable.alike_until(at, extent.end.min(at.saturating_add(most)));
+            let end = self.claims.run_above(at).map_or(end, |run| end.min(run.start));
+            self.next = end;
+            self.reserve(at, end, attempts, poll);
+            wanted.push((at, end));
+            room -= end - at;
         }
         self.handed_end = self.handed_end.max(self.next);
-        offsets
+        wanted
+    }
+
+    fn reserve(&mut self, start: u64, end: u64, attempts: u32, poll: PollId) {
+        self.claims.set_run(Run { start, end, slot: Slot { attempts, state: State::Reserved { poll } } });
     }
 
     /// What was read for a poll: `taken` are handed out now, `gone` have no record and never will; what is neither is owed.
@@ -266,30 +283,37 @@ impl Group {
     ) -> Option<Vec<Handed>> {
         let mut asked = self.reading.remove(&id)?;
         self.used = now;
-        for at in gone.iter().map(|at| at.0).filter(|at| self.is_reserved(*at, id)).collect::<Vec<_>>() {
-            self.claims.remove(at);
-            self.finish(at, extent);
+        for at in gone.iter().map(|at| at.0) {
+            if self.reserved(at, at + 1, id).is_some() {
+                self.claims.remove(at);
+                self.finish(at, 1, extent);
+            }
         }
         let member = asked.poll.member.as_deref().map(|name| self.claims.member(name));
         let until = if planted::is(Defect::ClaimNotHeld) { now } else { now + asked.visibility };
         let mut handed = Vec::with_capacity(taken.len());
-        for at in taken.iter().map(|at| at.0) {
-            let Some(slot) = self.claims.get(at).filter(|_| self.is_reserved(at, id)) else { continue };
-            let attempts = slot.attempts.saturating_add(1);
+        let mut left = taken;
+        while let Some(at) = left.first().map(|at| at.0) {
+            let neighbours = left.iter().zip(at..).take_while(|(next, due)| next.0 == *due).count();
+            let run = self.reserved(at, at.saturating_add(neighbours as u64), id);
+            let Some(run) = run.filter(|run| run.start == at) else {
+                left = left.get(1..).unwrap_or_default();
+                continue;
+            };
+            let attempts = run.slot.attempts.saturating_add(1);
             let Poll { connection, lease, .. } = asked.poll;
             let state = State::Claimed { until, member, connection, lease };
-            self.claims.set(at, Slot { attempts, state });
-            let skipped = (1..=at).take_while(|back| gone.binary_search(&Offset(at - back)).is_ok()).count();
-            handed.push(Handed { offset: Offset(at), attempts, skipped_before: skipped as u64 });
+            self.claims.set_run(Run { slot: Slot { attempts, state }, ..run });
+            handed.extend((run.start..run.end).map(|at| {
+                let skipped = (1..=at).take_while(|back| gone.binary_search(&Offset(at - back)).is_ok());
+                Handed { offset: Offset(at), attempts, skipped_before: skipped.count() as u64 }
+            }));
+            left = left.get(run.len() as usize..).unwrap_or_default();
         }
         if let Some(member) = member {
             self.claims.release(member);
         }
-        for at in std::mem::take(&mut asked.offsets) {
-            if self.is_reserved(at, id) {
-                self.give_back(at);
-            }
-        }
+        self.give_back(id, &std::mem::take(&mut asked.wanted));
         if handed.is_empty() && asked.until > now {
             let place = self.waiting.first_key_value().map_or(0, |(first, _)| first - 1);
             self.wait(place, asked);
@@ -303,10 +327,8 @@ impl Group {
         if let Some(place) = self.places.get(&id).copied() {
             self.stop_waiting(place);
         }
-        for at in self.reading.remove(&id).map(|asked| asked.offsets).unwrap_or_default() {
-            if self.is_reserved(at, id) {
-                self.give_back(at);
-            }
+        if let Some(asked) = self.reading.remove(&id) {
+            self.give_back(id, &asked.wanted);
         }
     }
 
@@ -326,43 +348,51 @@ impl Group {
         polls
     }
 
-    fn is_reserved(&self, at: u64, id: PollId) -> bool {
-        matches!(self.claims.get(at).map(|slot| slot.state), Some(State::Reserved { poll }) if poll == id)
+    /// The first of the runs in `start..end` that are reserved for a poll.
+    fn reserved(&self, start: u64, end: u64, id: PollId) -> Option<Run> {
+        let theirs = |run: &Run| matches!(run.slot.state, State::Reserved { poll } if poll == id);
+        self.claims.within(start, end).find(theirs)
     }
 
-    /// A reserved record was not handed out.
-    fn give_back(&mut self, at: u64) {
-        let attempts = self.claims.get(at).map_or(0, |slot| slot.attempts);
-        self.owe(at, attempts, false);
-    }
-
-    fn owe(&mut self, at: u64, attempts: u32, reclaimed: bool) {
-        self.claims.set(at, Slot { attempts, state: State::Ready { reclaimed } });
-    }
-
-    /// Ends claims and delays whose time has come, `budget` at most. Gives how many.
-    pub fn lapse(&mut self, now: Tick, settings: &GroupSettings, extent: Extent, budget: usize) -> usize {
-        for spent in 0..budget {
-            let Some(at) = self.claims.due(now) else { return spent };
-            match self.claims.get(at) {
-                Some(Slot { attempts, state: State::Delayed { .. } }) => self.owe(at, attempts, false),
-                Some(slot) => {
-                    self.fail(at, slot.attempts, State::Ready { reclaimed: false }, settings, extent)
-                }
-                None => return spent,
+    /// What of these runs is still reserved for a poll was not handed out.
+    fn give_back(&mut self, id: PollId, wanted: &[(u64, u64)]) {
+        for (start, end) in wanted {
+            while let Some(run) = self.reserved(*start, *end, id) {
+                self.owe(run, false);
             }
         }
-        budget
     }
 
-    /// A record was handed out in vain.
-    fn fail(&mut self, at: u64, attempts: u32, then: State, settings: &GroupSettings, extent: Extent) {
-        if attempts >= settings.attempts_max {
-            self.bury(at, attempts, extent);
-        } else {
-            self.claims.set(at, Slot { attempts, state: then });
-            self.change(Change::Attempts { at, attempts }, extent);
+    fn owe(&mut self, run: Run, reclaimed: bool) {
+        let slot = Slot { attempts: run.slot.attempts, state: State::Ready { reclaimed } };
+        self.claims.set_run(Run { slot, ..run });
+    }
+
+    /// Ends claims and delays whose time has come, `budget` records at most. Gives of how many.
+    pub fn lapse(&mut self, now: Tick, settings: &GroupSettings, extent: Extent, budget: usize) -> usize {
+        let mut spent = 0;
+        while spent < budget {
+            let due = self.claims.due(now);
+            let Some(run) = due.and_then(|run| run.within(0, run.start + (budget - spent) as u64)) else {
+                return spent;
+            };
+            match run.slot.state {
+                State::Delayed { .. } => self.owe(run, false),
+                _ => self.fail(run, State::Ready { reclaimed: false }, settings, extent),
+            }
+            spent += run.len() as usize;
         }
+        spent
+    }
+
+    /// Records were handed out in vain.
+    fn fail(&mut self, run: Run, then: State, settings: &GroupSettings, extent: Extent) {
+        let attempts = run.slot.attempts;
+        if attempts >= settings.attempts_max {
+            return (run.start..run.end).for_each(|at| self.bury(at, attempts, extent));
+        }
+        self.claims.set_run(Run { slot: Slot { attempts, state: then }, ..run });
+        (run.start..run.end).for_each(|at| self.change(Change::Attempts { at, attempts }, extent));
     }
 
     /// Makes a record a dead letter, or lets it wait until there is room for one.
@@ -387,13 +417,13 @@ impl Group {
         }
     }
 
-    fn finish(&mut self, at: u64, extent: Extent) {
+    fn finish(&mut self, from: u64, records: u64, extent: Extent) {
         match self.changes.last_mut() {
-            Some(Change::Done { base, count }) if base.saturating_add(*count) == at => {
-                *count += 1;
-                self.durable.apply(Change::Done { base: at, count: 1 });
+            Some(Change::Done { base, count }) if base.saturating_add(*count) == from => {
+                *count += records;
+                self.durable.apply(Change::Done { base: from, count: records });
             }
-            _ => self.change(Change::Done { base: at, count: 1 }, extent),
+            _ => self.change(Change::Done { base: from, count: records }, extent),
         }
     }
 
@@ -408,18 +438,28 @@ impl Group {
         self.changes.push(change);
     }
 
-    /// Finishes a record that is held.
+    /// Finishes `count` records that are held, or finished already: all of them, or none.
     ///
     /// # Errors
-    /// `NeverHandedOut`, `StaleClaim`.
-    pub fn ack(&mut self, at: u64, now: Tick, extent: Extent) -> Result<(), GroupRefused> {
+    /// `NeverHandedOut`, `StaleClaim`: of the first that is neither.
+    pub fn ack(&mut self, from: u64, count: u32, now: Tick, extent: Extent) -> Result<(), GroupRefused> {
         self.used = now;
-        if self.claims.get(at).is_none() && self.durable.is_finished(at) {
-            return Ok(());
+        let Some(end) = from.checked_add(u64::from(count)) else { return Err(GroupRefused::NeverHandedOut) };
+        let mut at = from;
+        while at < end {
+            at = match self.claims.run_of(at) {
+                Some(Run { end, slot: Slot { state: State::Claimed { .. }, .. }, .. }) => end,
+                Some(_) => return Err(GroupRefused::StaleClaim),
+                None => match self.durable.finished_until(at) {
+                    Some(end) => end,
+                    None => return self.held(at, 0, extent).map(drop),
+                },
+            };
         }
-        self.held(at, 0, extent)?;
-        self.claims.remove(at);
-        self.finish(at, extent);
+        while let Some(run) = self.claims.first_within(from, end) {
+            self.claims.remove_run(run.start, run.end);
+            self.finish(run.start, run.len(), extent);
+        }
         Ok(())
     }
 
@@ -453,7 +493,7 @@ impl Group {
             Duration::ZERO => State::Ready { reclaimed: false },
             delay => State::Delayed { until: now + delay },
         };
-        self.fail(at, slot.attempts, then, settings, extent);
+        self.fail(Run { start: at, end: at + 1, slot }, then, settings, extent);
         Ok(())
     }
 
@@ -531,7 +571,7 @@ impl Group {
             return Err(GroupRefused::TooManyUnfinished);
         }
         self.change(Change::Redrive { at }, extent);
-        self.owe(at, 0, false);
+        self.claims.set(at, Slot { attempts: 0, state: State::Ready { reclaimed: false } });
         self.bury_exhausted(extent);
         Ok(())
     }
@@ -541,9 +581,8 @@ impl Group {
         if self.reclaims.len() >= RECLAIMS_MAX || !self.reclaims.insert((connection, member.into())) {
             return;
         }
-        for at in self.claims.held_elsewhere(member, connection) {
-            let attempts = self.claims.get(at).map_or(0, |slot| slot.attempts);
-            self.fail(at, attempts, State::Ready { reclaimed: true }, settings, extent);
+        for run in self.claims.held_elsewhere(member, connection) {
+            self.fail(run, State::Ready { reclaimed: true }, settings, extent);
         }
     }
 
@@ -562,7 +601,7 @@ impl Group {
     fn void_claims(&mut self) {
         self.claims = Claims::default();
         for asked in self.reading.values_mut() {
-            asked.offsets.clear();
+            asked.wanted.clear();
         }
     }
 

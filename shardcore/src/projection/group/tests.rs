@@ -93,7 +93,11 @@ impl Shard {
     }
 
     fn ack(&mut self, at: u64) -> Result<(), GroupRefused> {
-        let done = self.core.ack("g", Offset(at), self.now, &mut self.out);
+        self.ack_run(at, 1)
+    }
+
+    fn ack_run(&mut self, from: u64, count: u32) -> Result<(), GroupRefused> {
+        let done = self.core.ack("g", (Offset(from), count), self.now, &mut self.out);
         self.append();
         done
     }
@@ -152,6 +156,34 @@ fn records_are_handed_out_in_order_and_the_position_passes_what_is_finished() {
 }
 
 #[test]
+fn an_ack_of_many_finishes_all_of_them_or_none() {
+    let mut shard = Shard::new(12, GroupSettings::default());
+    shard.poll(10);
+    shard.ack(3).unwrap();
+    shard.core.dead_letter("g", Offset(5), shard.now, &mut shard.out).unwrap();
+    shard.nack(8, 0, Duration::ZERO).unwrap();
+    let before = shard.info();
+    assert_eq!(shard.ack_run(2, 7), Err(GroupRefused::StaleClaim), "8 was given back");
+    assert_eq!(shard.ack_run(9, 2), Err(GroupRefused::NeverHandedOut));
+    assert_eq!(shard.ack_run(u64::MAX, 1_000), Err(GroupRefused::NeverHandedOut));
+    for count in [0, GROUP_POLL_RECORDS_MAX + 1, u32::MAX] {
+        assert_eq!(shard.ack_run(2, count), Err(GroupRefused::AckCount));
+    }
+    assert_eq!(shard.info(), before, "nothing has changed");
+    shard.ack_run(2, 6).unwrap();
+    assert_eq!(shard.dead(), [5], "a dead letter stays one");
+    shard.ack_run(2, 6).unwrap();
+    shard.ack_run(0, 2).unwrap();
+    let info = GroupInfo { committed: Some(Offset(8)), in_flight: 1, owed: 1, dead_letters: 1, ..before };
+    assert_eq!(shard.info(), info);
+    let mut again = shard.restarted();
+    assert_eq!(again.poll(10), [(8, 2), (9, 1), (10, 1), (11, 1)]);
+    again.ack_run(8, 4).unwrap();
+    assert_eq!(again.log.batches.last().unwrap().records().count(), 1, "one record says it");
+    assert_eq!(again.info().committed, Some(Offset(12)));
+}
+
+#[test]
 fn an_ack_without_its_claim_says_why() {
     let mut shard = Shard::new(5, GroupSettings::default());
     assert_eq!(shard.ack(0), Err(GroupRefused::NeverHandedOut), "of a group nobody polled");
@@ -166,7 +198,7 @@ fn an_ack_without_its_claim_says_why() {
     assert_eq!(again.ack(4), Err(GroupRefused::StaleClaim), "may have been handed out before the restart");
     assert_eq!(again.ack(5), Err(GroupRefused::NeverHandedOut));
     assert_eq!(
-        again.core.ack("other", Offset(4), Tick::ZERO, &mut Vec::new()),
+        again.core.ack("other", (Offset(4), 1), Tick::ZERO, &mut Vec::new()),
         Err(GroupRefused::StaleClaim)
     );
 }
@@ -264,7 +296,7 @@ fn a_full_list_of_dead_letters_keeps_records_unfinished_until_there_is_room() {
     let mut shard = Shard::new(records, settings);
     while let Some((first, _)) = shard.poll(1_000).first().copied() {
         for at in (first..(first + 1_000).min(records)).filter(|at| at % 2 == 1) {
-            shard.core.ack("g", Offset(at), shard.now, &mut shard.out).unwrap();
+            shard.core.ack("g", (Offset(at), 1), shard.now, &mut shard.out).unwrap();
         }
         shard.append();
     }
@@ -576,7 +608,10 @@ fn bad_requests_are_refused_with_their_reason() {
     for name in ["", "a\nb", "\u{7f}", &"x".repeat(256)] {
         let poll = shard.ask(1);
         assert_eq!(shard.core.poll(name, poll, shard.now, &mut shard.out), Err(GroupRefused::GroupName));
-        assert_eq!(shard.core.ack(name, Offset(0), shard.now, &mut shard.out), Err(GroupRefused::GroupName));
+        assert_eq!(
+            shard.core.ack(name, (Offset(0), 1), shard.now, &mut shard.out),
+            Err(GroupRefused::GroupName)
+        );
         assert_eq!(shard.core.describe(name), Err(GroupRefused::GroupName));
     }
     for name in ["é/ö \u{1f600}", "..", &"x".repeat(255)] {

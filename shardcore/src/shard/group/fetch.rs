@@ -2,15 +2,14 @@
 //! Invariants: a poll is answered with whole records, in the order in which they were handed out, up to a bound of bytes and
 //! at least one; an offset without a record is passed over; one whose record cannot be read, or that no answer could hold,
 //! becomes a dead letter, so that it is seen and holds up nothing.
-//! Not here: which records those are (`projection::group`).
+//! Not here: which records those are (`projection::group`), what was read for the polls before (`ahead`).
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use felix_logstore::record::{Batch, BatchKind};
 use felix_wire::id::Offset;
 
 use super::GroupShard;
+use super::ahead::Plan;
 use crate::projection::commit::record::event_of;
 use crate::projection::group::{Fetch, PollId};
 use crate::shard::ShardCx;
@@ -23,43 +22,61 @@ const ANSWER_BYTES: usize = 4 << 20;
 /// A record that no answer could hold as base64.
 const RECORD_BYTES_MAX: usize = 11 << 20;
 
+/// What is known of a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Found {
+    Unknown,
+    Record {
+        payload: Bytes,
+        timestamp_ms: u64,
+    },
+    /// There is none at its offset.
+    Gone,
+    /// There is one that cannot be handed out.
+    Dead,
+}
+
 /// Records being read for a poll.
 #[derive(Debug)]
 pub(super) struct Fetching {
     poll: PollId,
     wanted: Vec<Offset>,
+    /// Of each in `wanted`.
+    found: Vec<Found>,
+    /// Places in `wanted`, lowest offset first; none when they are in that order.
+    sorted: Option<Vec<usize>>,
     /// The first in `wanted` that nothing is known of.
     at: usize,
     /// Where the page that is being read ends at the latest.
     until: Offset,
     /// Where the next damage begins, as far as is known.
     until_max: Offset,
-    missing: BTreeSet<Offset>,
-    found: BTreeMap<Offset, (Bytes, u64)>,
-    gone: BTreeSet<Offset>,
-    dead: Vec<Offset>,
     bytes: usize,
 }
 
 impl Fetching {
     fn new(fetch: Fetch) -> Fetching {
+        let wanted = fetch.offsets;
+        let sorted = (!wanted.is_sorted()).then(|| {
+            let mut places: Vec<usize> = (0..wanted.len()).collect();
+            places.sort_unstable_by_key(|place| wanted[*place]);
+            places
+        });
         Fetching {
             poll: fetch.poll,
-            missing: fetch.offsets.iter().copied().collect(),
-            wanted: fetch.offsets,
+            found: vec![Found::Unknown; wanted.len()],
+            wanted,
+            sorted,
             at: 0,
             until: Offset(0),
             until_max: Offset(0),
-            found: BTreeMap::new(),
-            gone: BTreeSet::new(),
-            dead: Vec::new(),
             bytes: 0,
         }
     }
 
     /// The next range to read, if anything is left to read.
     fn next(&mut self) -> Option<(Offset, Offset)> {
-        while self.wanted.get(self.at).is_some_and(|offset| !self.missing.contains(offset)) {
+        while self.found.get(self.at).is_some_and(|found| *found != Found::Unknown) {
             self.at += 1;
         }
         if self.bytes >= ANSWER_BYTES {
@@ -74,59 +91,77 @@ impl Fetching {
         Some((from, self.until))
     }
 
+    /// Where a record that is not known yet stands in `wanted`.
+    fn unknown(&self, offset: Offset) -> Option<usize> {
+        let place = match &self.sorted {
+            None => self.wanted.binary_search(&offset).ok()?,
+            Some(places) => places[places.binary_search_by_key(&offset, |place| self.wanted[*place]).ok()?],
+        };
+        (self.found[place] == Found::Unknown).then_some(place)
+    }
+
+    /// What stands in batches from the one on that has the next record: they say everything of the offsets up to their end.
     fn take(&mut self, batches: &[Batch]) {
         let from = self.wanted.get(self.at).copied().unwrap_or(self.until);
+        let mut payloads: Vec<(usize, Bytes, u64)> = Vec::new();
         for batch in batches {
             let kind = batch.head().kind;
             if !matches!(kind, BatchKind::Data | BatchKind::Commit) {
                 continue;
             }
             for record in batch.records() {
-                if !self.missing.remove(&record.offset) {
-                    continue;
-                }
+                let Some(place) = self.unknown(record.offset) else { continue };
                 let payload = match kind {
                     BatchKind::Commit => event_of(&record.payload).ok(),
-                    _ => Some(record.payload.clone()),
+                    _ => Some(record.payload),
                 };
                 match payload.filter(|payload| payload.len() <= RECORD_BYTES_MAX) {
-                    Some(payload) => {
-                        // It must not hold on to the batch.
-                        self.bytes += payload.len();
-                        let payload = Bytes::copy_from_slice(&payload);
-                        self.found.insert(record.offset, (payload, record.timestamp_ms));
-                    }
-                    None => self.dead.push(record.offset),
+                    Some(payload) => payloads.push((place, payload, record.timestamp_ms)),
+                    None => self.found[place] = Found::Dead,
                 }
             }
         }
+        self.keep(payloads);
         let read_to = batches.last().map_or(self.until, |batch| batch.head().end());
-        self.pass_over(from, read_to.min(self.until).max(Offset(from.0 + 1)));
+        self.settle(from, read_to.min(self.until).max(Offset(from.0 + 1)), &Found::Gone);
     }
 
-    /// Offsets in `from..to` that were not found have no record.
-    fn pass_over(&mut self, from: Offset, to: Offset) {
-        let none: Vec<Offset> = self.missing.range(from..to).copied().collect();
-        for offset in none {
-            self.missing.remove(&offset);
-            self.gone.insert(offset);
+    /// Copies payloads, so that they do not hold on to their batches.
+    fn keep(&mut self, payloads: Vec<(usize, Bytes, u64)>) {
+        let bytes = payloads.iter().map(|(_, payload, _)| payload.len()).sum();
+        let mut copy = BytesMut::with_capacity(bytes);
+        payloads.iter().for_each(|(_, payload, _)| copy.extend_from_slice(payload));
+        let mut copy = copy.freeze();
+        self.bytes += bytes;
+        for (place, payload, timestamp_ms) in payloads {
+            let payload = copy.split_to(payload.len());
+            self.found[place] = Found::Record { payload, timestamp_ms };
         }
     }
 
-    fn bury(&mut self, from: Offset, to: Offset) {
-        let lost: Vec<Offset> = self.missing.range(from..to).copied().collect();
-        for offset in lost {
-            self.missing.remove(&offset);
-            self.dead.push(offset);
+    /// Offsets in `from..to` that are not known are `found`.
+    fn settle(&mut self, from: Offset, to: Offset, found: &Found) {
+        for (_, known) in self.wanted.iter().zip(&mut self.found).filter(|(at, _)| (from..to).contains(at)) {
+            if *known == Found::Unknown {
+                known.clone_from(found);
+            }
         }
+    }
+
+    /// Which are so, in offset order.
+    fn which(&self, what: &Found) -> Vec<Offset> {
+        let those = self.wanted.iter().zip(&self.found).filter(|(_, found)| *found == what);
+        let mut offsets: Vec<Offset> = those.map(|(offset, _)| *offset).collect();
+        offsets.sort_unstable();
+        offsets
     }
 
     /// What goes into the answer, in its order.
     fn taken(&self) -> Vec<Offset> {
         let mut bytes = 0;
-        let mut taken = Vec::new();
-        for offset in &self.wanted {
-            let Some((payload, _)) = self.found.get(offset) else { continue };
+        let mut taken = Vec::with_capacity(self.wanted.len());
+        for (offset, found) in self.wanted.iter().zip(&self.found) {
+            let Found::Record { payload, .. } = found else { continue };
             bytes += payload.len();
             if bytes > ANSWER_BYTES && !taken.is_empty() {
                 break;
@@ -144,57 +179,79 @@ impl GroupShard {
     }
 
     fn fetch_on(&mut self, slot: usize, cx: &mut ShardCx<'_>) {
-        let Some(fetching) = self.fetches.get_mut(slot) else { return };
-        let left = ANSWER_BYTES.saturating_sub(fetching.bytes).max(1);
-        match (fetching.next(), cx.store.as_deref_mut()) {
-            (Some((from, until)), Some(store)) => {
-                let (reader, life) = (PageReader::Poll { slot }, self.life);
-                store.read(self.records, PageFor { shard: self.id, reader, from, life }, until, left);
+        loop {
+            let Some(fetching) = self.fetches.get_mut(slot) else { return };
+            let left = ANSWER_BYTES.saturating_sub(fetching.bytes).max(1);
+            let (Some((from, until)), Some(store)) = (fetching.next(), cx.store.as_deref_mut()) else {
+                return self.fetched(slot, cx);
+            };
+            if let Some(batches) = self.ahead.batches(from) {
+                fetching.take(batches);
+                continue;
             }
-            _ => self.fetched(slot, cx),
+            let bad_ahead = fetching.until_max > from;
+            let (until, bytes_max) = match self.ahead.plan((from, until), bad_ahead, slot) {
+                Plan::Wait => return,
+                Plan::Ahead { bytes } => (self.groups.records_end().max(until), bytes),
+                Plan::Apart { bytes } => (until, bytes.min(left)),
+            };
+            let page = PageFor { shard: self.id, reader: PageReader::Poll { slot }, from, life: self.life };
+            return store.read(self.records, page, until, bytes_max);
         }
     }
 
     /// The page of a poll was read, or cannot be.
     pub fn poll_page(&mut self, slot: usize, read: Result<&[Batch], &PageLoss>, cx: &mut ShardCx<'_>) {
+        let waiting = self.ahead.read(slot, read.unwrap_or_default());
+        self.take_page(slot, read, cx);
+        for slot in waiting {
+            self.fetch_on(slot, cx);
+        }
+        self.flush(cx);
+    }
+
+    fn take_page(&mut self, slot: usize, read: Result<&[Batch], &PageLoss>, cx: &mut ShardCx<'_>) {
         let Some(fetching) = self.fetches.get_mut(slot) else { return };
         let from = fetching.wanted.get(fetching.at).copied().unwrap_or(fetching.until);
         match read {
             Ok(batches) => fetching.take(batches),
             Err(PageLoss::TooOld(start)) => {
-                fetching.pass_over(Offset(0), (*start).max(Offset(from.0 + 1)));
+                fetching.settle(Offset(0), (*start).max(Offset(from.0 + 1)), &Found::Gone);
             }
             // What is before the damage can be read.
             Err(PageLoss::Damaged { from: bad, .. }) if *bad > from => fetching.until_max = *bad,
-            Err(PageLoss::Damaged { next, .. }) => fetching.bury(from, (*next).max(Offset(from.0 + 1))),
+            Err(PageLoss::Damaged { next, .. }) => {
+                fetching.settle(from, (*next).max(Offset(from.0 + 1)), &Found::Dead);
+            }
             Err(PageLoss::Unreadable) => {
                 let poll = self.fetches.remove(slot).poll;
                 self.groups.cancel(poll, cx.now, &mut self.outputs);
-                self.end_poll(poll, Reply::Refused(AskRefused::Unreadable));
-                return self.flush(cx);
+                return self.end_poll(poll, Reply::Refused(AskRefused::Unreadable));
             }
         }
         self.fetch_on(slot, cx);
-        self.flush(cx);
     }
 
     /// All that was to be read was: the poll is answered, or waits again.
     fn fetched(&mut self, slot: usize, cx: &mut ShardCx<'_>) {
-        let mut fetching = self.fetches.remove(slot);
+        let fetching = self.fetches.remove(slot);
         let poll = fetching.poll;
         let group = self.polls.get(&poll).map(|open| open.group.clone());
-        for offset in &fetching.dead {
+        for offset in fetching.which(&Found::Dead) {
             tracing::error!(%offset, "a record of a group cannot be handed out: it is a dead letter");
             if let Some(group) = &group {
                 // A list that is full keeps it unfinished, and it is tried again.
-                let _ = self.groups.dead_letter(group, *offset, cx.now, &mut self.outputs);
+                let _ = self.groups.dead_letter(group, offset, cx.now, &mut self.outputs);
             }
         }
-        let (taken, gone) = (fetching.taken(), fetching.gone.iter().copied().collect::<Vec<_>>());
+        let (taken, gone) = (fetching.taken(), fetching.which(&Found::Gone));
         let handed = self.groups.fetched(poll, (&taken, &gone), cx.now, &mut self.outputs);
         let Some(handed) = handed else { return };
+        let mut found = fetching.wanted.into_iter().zip(fetching.found);
         let records = handed.into_iter().filter_map(|handed| {
-            let (payload, timestamp_ms) = fetching.found.remove(&handed.offset)?;
+            // They are handed out in the order in which they were wanted.
+            let (_, found) = found.find(|(offset, _)| *offset == handed.offset)?;
+            let Found::Record { payload, timestamp_ms } = found else { return None };
             Some(PolledRecord { handed, payload, timestamp_ms })
         });
         self.end_poll(poll, Reply::Polled(records.collect()));

@@ -69,8 +69,12 @@ impl GroupErrand {
         let group = self.group();
         while let Some((offset, attempts)) = self.held.pop_front() {
             match around.rng.below(100) {
-                _ if self.plan.drains => return self.ack(offset, request_id, around, out),
-                0..70 => return self.ack(offset, request_id, around, out),
+                0..35 => {
+                    let count = self.with_neighbours(offset);
+                    return self.ack((offset, count), request_id, around, out);
+                }
+                _ if self.plan.drains => return self.ack((offset, 1), request_id, around, out),
+                35..70 => return self.ack((offset, 1), request_id, around, out),
                 70..85 => {
                     around.histories.queue(group).0.nacking(offset, around.now);
                     let delay_ms = if around.rng.chance(500_000) { 0 } else { around.rng.below(800) };
@@ -155,14 +159,25 @@ impl GroupErrand {
         make(request).encode_frame(out);
     }
 
+    /// How many records from this one on are to be acked with it: those that are held next, as long as they follow.
+    fn with_neighbours(&mut self, offset: u64) -> u32 {
+        let mut count = 1;
+        while self.held.front().is_some_and(|(next, _)| *next == offset + u64::from(count)) {
+            self.held.pop_front();
+            count += 1;
+        }
+        count
+    }
+
     fn ack(
         &self,
-        offset: u64,
+        (offset, count): (u64, u32),
         request_id: RequestId,
         around: &mut Surroundings<'_>,
         out: &mut BytesMut,
     ) -> Ticket {
-        around.histories.queue(self.group()).0.acking(offset);
+        let queue = around.histories.queue(self.group()).0;
+        (offset..offset + u64::from(count)).for_each(|offset| queue.acking(offset));
         let ack = GroupOffset {
             tenant_id: TENANT.into(),
             namespace: NAMESPACE.into(),
@@ -172,9 +187,10 @@ impl GroupErrand {
             offset: Offset(offset),
             request_id,
             lease: None,
+            count: (count > 1).then_some(count),
         };
         Message::GroupAck(ack).encode_frame(out);
-        Ticket::Ack { offset }
+        Ticket::Ack { offset, count }
     }
 
     fn nack(&self, (offset, attempts): (u64, u32), delay_ms: u64, request_id: RequestId, out: &mut BytesMut) {
@@ -206,8 +222,9 @@ impl GroupErrand {
         let group = self.group();
         match (ticket, message) {
             (Ticket::Poll { .. }, Message::GroupRecords(records)) => self.polled(ticket, records, around)?,
-            (Ticket::Ack { offset }, Message::CacheOk(_)) => {
-                around.histories.queue(group).0.acked(offset, around.now);
+            (Ticket::Ack { offset, count }, Message::CacheOk(_)) => {
+                let queue = around.histories.queue(group).0;
+                (offset..offset + u64::from(count)).for_each(|offset| queue.acked(offset, around.now));
             }
             (Ticket::Nack, Message::CacheOk(_)) => {}
             (Ticket::Seek(number), Message::GroupPosition(position)) => {

@@ -48,6 +48,7 @@ pub enum Ticket {
     },
     Ack {
         offset: u64,
+        count: u32,
     },
     Nack,
     Commit(RecordId),

@@ -143,7 +143,7 @@ fn group_request<'a>(head: &fb::Head<'a>) -> Decoded<'a> {
     }
     if let Some(m) = head.body_as_group_settle() {
         let (offset, lease) = (Offset(m.offset()), m.lease().map(LeaseId));
-        let of = grouped!(m => GroupOffset { offset, request_id, lease });
+        let of = grouped!(m => GroupOffset { offset, request_id, lease, count: m.count() });
         return Ok(match m.what() {
             fb::Settle::Ack => Message::GroupAck(of),
             fb::Settle::DeadLetter => Message::GroupDeadLetter(of),

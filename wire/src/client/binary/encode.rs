@@ -174,8 +174,8 @@ fn group_request(message: &Message<'_>, b: &mut Fbb<'_>) -> Option<Body> {
 
 fn settle(b: &mut Fbb<'_>, m: &GroupOffset<'_>, what: fb::Settle) -> Body {
     let group = group(b, [&m.tenant_id, &m.namespace, &m.stream, &m.group], m.shard);
-    let (offset, lease) = (m.offset.0, m.lease.map(LeaseId::get));
-    body!(b, m.request_id, GroupSettle, GroupSettleArgs { group, what, offset, lease })
+    let (offset, lease, count) = (m.offset.0, m.lease.map(LeaseId::get), m.count);
+    body!(b, m.request_id, GroupSettle, GroupSettleArgs { group, what, offset, lease, count })
 }
 
 fn inquiry(b: &mut Fbb<'_>, m: &GroupRequest<'_>, what: fb::Inquiry) -> Body {

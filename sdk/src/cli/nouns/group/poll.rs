@@ -242,14 +242,8 @@ impl Consumer<'_> {
             self.unread.extend(claims);
             return Err(output_failed(&error));
         }
-        let mut acks = tokio::task::JoinSet::new();
-        for claim in claims {
-            let group = self.group.clone();
-            acks.spawn(async move { (claim, group.ack(claim).await) });
-        }
         let mut outcome = Ok(());
-        while let Some(ack) = acks.join_next().await {
-            let (claim, acked) = ack.map_err(|error| Failure::other(error.to_string()))?;
+        for (claim, acked) in claims.iter().zip(self.group.ack_all(&claims).await) {
             if let Err(error) = acked {
                 if error.code() == Some(&ErrorCode::StaleClaim) {
                     self.stale += 1;

@@ -127,20 +127,23 @@ impl History {
         }
     }
 
+    /// One record, or several.
     fn ack(&mut self) {
-        let at = self.some_record();
-        let acked = self.shard.ack(at);
-        if at >= self.tail {
+        let (from, count) = (self.some_record(), [1, 1, 1, 2, 5][self.rng.below(5) as usize]);
+        let end = from + u64::from(count);
+        let acked = self.shard.ack_run(from, count);
+        let can = |at: u64| {
+            at < self.tail && matches!(self.records[at as usize].is, Is::Claimed(_) | Is::Done | Is::Dead)
+        };
+        if from >= self.tail {
             return assert_eq!(acked, Err(GroupRefused::NeverHandedOut));
         }
-        match self.at(at).is {
-            Is::Claimed(_) => {
-                assert_eq!(acked, Ok(()));
-                self.at(at).finish();
-                self.meet("ack");
-            }
-            Is::Done | Is::Dead => assert_eq!(acked, Ok(())),
-            _ => assert!(acked.is_err()),
+        assert_eq!(acked.is_ok(), (from..end).all(can), "{from} {count}");
+        if acked.is_ok() {
+            let claimed = |at: &u64| matches!(self.records[*at as usize].is, Is::Claimed(_));
+            let finished: Vec<u64> = (from..end).filter(claimed).collect();
+            self.meet(["ack", "ack of many"][usize::from(finished.len() > 1)]);
+            finished.into_iter().for_each(|at| self.at(at).finish());
         }
     }
 
@@ -322,8 +325,18 @@ fn random_histories_hand_out_what_the_model_says_and_their_log_says_it_again() {
             *met.entry(what).or_insert(0) += count;
         }
     }
-    let wanted =
-        ["ack", "compacted", "discarded", "lapsed", "nack", "rebuilt", "redriven", "restarted", "seek"];
+    let wanted = [
+        "ack",
+        "ack of many",
+        "compacted",
+        "discarded",
+        "lapsed",
+        "nack",
+        "rebuilt",
+        "redriven",
+        "restarted",
+        "seek",
+    ];
     if only.is_none() {
         let missing: Vec<_> = wanted.iter().filter(|what| !met.contains_key(*what)).collect();
         assert!(missing.is_empty(), "never met: {missing:?} of {met:?}");

@@ -325,7 +325,7 @@ fn a_log_of_groups_stays_short_and_what_was_acked_does_not_come_again() {
             while handed.len() > 100 {
                 for _ in 0..50 {
                     let (offset, ..) = handed.swap_remove(rng.below(handed.len() as u64) as usize);
-                    groups::send(&mut world, offset, GroupWhat::Ack { offset: Offset(offset) });
+                    groups::send(&mut world, offset, GroupWhat::Ack { offset: Offset(offset), count: 1 });
                 }
                 world.run(Duration::from_millis(5));
                 for (offset, reply) in groups::answers(&mut world) {

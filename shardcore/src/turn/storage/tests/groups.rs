@@ -1,5 +1,7 @@
 //! Consumer groups of a durable shard, as another core sees them.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
 use crate::projection::group::{ConnectionId, GroupInfo, GroupRefused, Seek};
 use crate::shard::ask::{Ask, AskRefused, AskToken, GroupAsk, GroupWhat, Reply};
@@ -94,7 +96,7 @@ pub(super) fn polled(world: &mut World, most: u32) -> Vec<(u64, u64, u32)> {
 }
 
 fn ack(world: &mut World, offset: u64) {
-    assert_eq!(ask(world, GroupWhat::Ack { offset: Offset(offset) }), Reply::Written, "{offset}");
+    assert_eq!(ask(world, GroupWhat::Ack { offset: Offset(offset), count: 1 }), Reply::Written, "{offset}");
 }
 
 #[test]
@@ -112,10 +114,36 @@ fn records_are_handed_out_from_the_log_and_what_was_acked_does_not_come_again_af
         let again: Vec<_> = [3, 4, 6, 7].into_iter().map(|at| (at, at, 1)).collect();
         assert_eq!(polled(&mut world, 4), again, "claims were lost, acks were not");
         let stale = Reply::Refused(AskRefused::Group(GroupRefused::StaleClaim));
-        assert_eq!(ask(&mut world, GroupWhat::Ack { offset: Offset(30) }), stale);
+        assert_eq!(ask(&mut world, GroupWhat::Ack { offset: Offset(30), count: 1 }), stale);
         let never = Reply::Refused(AskRefused::Group(GroupRefused::NeverHandedOut));
-        assert_eq!(ask(&mut world, GroupWhat::Ack { offset: Offset(50_000) }), never);
+        assert_eq!(ask(&mut world, GroupWhat::Ack { offset: Offset(50_000), count: 1 }), never);
     }
+}
+
+#[test]
+fn polls_at_once_share_what_was_read_ahead_and_each_record_is_handed_out_once() {
+    let mut world = restart(world(Fsync::OnCommit, 600), Fsync::OnCommit);
+    assert_eq!(polled(&mut world, 1), [(0, 0, 1)]);
+    let reads = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&reads);
+    world.disk.choose_faults(move |asked| {
+        counted.fetch_add(usize::from(asked.kind == OpKind::Read), Ordering::Relaxed);
+        None
+    });
+    // What was read for the first poll is not kept for ever.
+    world.run(MS * 5_000);
+    (0..8).for_each(|token| send(&mut world, token, poll(40, Duration::ZERO)));
+    world.run(MS * 100);
+    let mut got: Vec<_> = answers(&mut world).iter().flat_map(|(_, reply)| records(reply)).collect();
+    got.sort_unstable();
+    assert!(got.iter().copied().eq((1..321).map(|at| (at, at, 1))), "{got:?}");
+    assert_eq!(reads.load(Ordering::Relaxed), 1);
+    for offset in [300, 5, 17] {
+        let nack = GroupWhat::Nack { offset: Offset(offset), attempts: 1, delay: Duration::ZERO };
+        assert_eq!(ask(&mut world, nack), Reply::Written);
+    }
+    let wanted = [(5, 5, 2), (17, 17, 2), (300, 300, 2), (321, 321, 1), (322, 322, 1)];
+    assert_eq!(polled(&mut world, 5), wanted);
 }
 
 #[test]
@@ -147,7 +175,7 @@ fn a_log_of_groups_that_cannot_be_read_is_read_again_after_a_pause() {
 fn an_ack_is_answered_when_it_is_durable_and_not_before() {
     let mut world = world(Fsync::OnCommit, 3);
     assert_eq!(polled(&mut world, 3).len(), 3);
-    send(&mut world, 7, GroupWhat::Ack { offset: Offset(0) });
+    send(&mut world, 7, GroupWhat::Ack { offset: Offset(0), count: 1 });
     for _ in 0..10 {
         world.turn();
     }
@@ -277,7 +305,7 @@ fn a_log_of_groups_that_fails_is_told_and_the_stream_goes_on() {
         let slot = asked.path.is_some_and(|path| path.as_str().contains("slots/"));
         (slot && asked.kind == OpKind::Write).then_some(Fault::Error(DiskError::Io { errno: 5 }))
     });
-    send(&mut world, 1, GroupWhat::Ack { offset: Offset(0) });
+    send(&mut world, 1, GroupWhat::Ack { offset: Offset(0), count: 1 });
     world.run(MS * 50);
     let told = answers(&mut world);
     let unknown = Reply::Refused(AskRefused::Unknown(Doubt::LogFailed));

@@ -61,7 +61,7 @@ fn a_member_that_dies_is_kept_from_its_shard_by_the_lease_of_the_next_one() {
     world.run(MS * 200);
     world.answers.clear();
     assert_eq!(offsets(&under(&mut world, 3, first, poll(2, Duration::ZERO))), [(0, 1), (1, 1)]);
-    let acked = under(&mut world, 4, first, GroupWhat::Ack { offset: Offset(0) });
+    let acked = under(&mut world, 4, first, GroupWhat::Ack { offset: Offset(0), count: 1 });
     assert_eq!(acked, [(4, Reply::Written)]);
     let b = join(&mut world, 5, "b", TERM);
     assert_eq!(b.leases, []);
@@ -75,7 +75,7 @@ fn a_member_that_dies_is_kept_from_its_shard_by_the_lease_of_the_next_one() {
     assert_eq!(offsets(&under(&mut world, 8, second, poll(9, Duration::ZERO))), [(1, 2), (2, 1), (3, 1)]);
     let stale = Reply::Refused(AskRefused::Group(GroupRefused::StaleLease));
     for what in [
-        GroupWhat::Ack { offset: Offset(1) },
+        GroupWhat::Ack { offset: Offset(1), count: 1 },
         GroupWhat::Nack { offset: Offset(1), attempts: 0, delay: Duration::ZERO },
         GroupWhat::Extend { offset: Offset(1), attempts: 2, by: MS * 100 },
         GroupWhat::DeadLetter { offset: Offset(1) },
@@ -83,7 +83,7 @@ fn a_member_that_dies_is_kept_from_its_shard_by_the_lease_of_the_next_one() {
     ] {
         assert_eq!(under(&mut world, 9, first, what), [(9, stale.clone())]);
     }
-    let acked = under(&mut world, 10, second, GroupWhat::Ack { offset: Offset(1) });
+    let acked = under(&mut world, 10, second, GroupWhat::Ack { offset: Offset(1), count: 1 });
     assert_eq!(acked, [(10, Reply::Written)]);
 }
 
