@@ -14,7 +14,7 @@ use crate::checksum::Epoch;
 use crate::id::Lineage;
 use crate::limits::BATCH_ALIGN;
 
-pub use decode::{BatchFault, Found, Records, decode};
+pub use decode::{BatchFault, Found, RecordRefs, Records, decode};
 pub use encode::Encoder;
 
 /// First bytes of a batch.
@@ -128,6 +128,12 @@ impl Batch {
         Records::new(self)
     }
 
+    /// The same without a share of its memory for each.
+    #[must_use]
+    pub fn record_refs(&self) -> RecordRefs<'_> {
+        RecordRefs::new(self)
+    }
+
     /// Checks `bytes`, which may go on behind the batch, and takes the batch out of them.
     ///
     /// # Errors
@@ -146,6 +152,15 @@ pub struct Record {
     pub timestamp_ms: u64,
     /// Shares the memory of the batch.
     pub payload: Bytes,
+}
+
+/// One record as it stands in its batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordRef<'a> {
+    pub offset: Offset,
+    /// Milliseconds since 1970.
+    pub timestamp_ms: u64,
+    pub payload: &'a [u8],
 }
 
 /// Bytes of a batch of `records` records with `payload_bytes` in all.

@@ -1,5 +1,5 @@
-//! Records of one shard's group, page by page: claimed by polls, each page finished by an ack for every run of neighbours in
-//! it. Scope: one run.
+//! Records of one shard's group, page by page: claimed by polls, finished by an ack for every run of neighbours that
+//! came together. Scope: one run.
 //! Invariants: at most [`POLLS`] polls are unanswered; every record has the length of the shape; when none is left, and
 //! everything asked is answered, the group begins with the first record again.
 //! Not here: when requests are sent (`talk`), publishing the records (`load`).
@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use bytes::BytesMut;
 use felix_wire::client::{Form, GroupOffset, GroupPoll, GroupSeek, Message, StartPosition};
 use felix_wire::id::{Offset, RequestId, ShardIndex};
+use felix_wire::limits::GROUP_POLL_RECORDS_MAX;
 
 use super::talk::{Done, Work};
 use super::{PAGE_RECORDS, RequestPlan};
@@ -16,7 +17,9 @@ use crate::target::Target;
 
 const GROUP: &str = "bench";
 /// Polls that are unanswered at once, as a consumer has them that reads ahead.
-const POLLS: u32 = 8;
+const POLLS: u32 = 64;
+/// Records of one ack at most: pages that came together are finished together.
+const ACK_RECORDS_MAX: u32 = GROUP_POLL_RECORDS_MAX;
 
 /// What is asked when nothing is left to finish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,8 +59,7 @@ impl Pages {
 
     fn claim(&mut self, offset: Offset) {
         match self.claimed.back_mut() {
-            // Runs of the page before are not joined: an ack has no more records than a poll.
-            Some((first, count)) if first.0 + u64::from(*count) == offset.0 && *count < PAGE_RECORDS => {
+            Some((first, count)) if first.0 + u64::from(*count) == offset.0 && *count < ACK_RECORDS_MAX => {
                 *count += 1;
             }
             _ => self.claimed.push_back((offset, 1)),

@@ -7,7 +7,7 @@ use felix_wire::id::{Generation, Offset, ProducerId, Sequence};
 
 use super::{
     BATCH_HEAD_BYTES, BATCH_MAGIC, BATCH_VERSION, Batch, BatchHead, BatchKind, RECORD_HEAD_BYTES, Record,
-    flag,
+    RecordRef, flag,
 };
 use crate::checksum::{Epoch, extend};
 use crate::field::Fields;
@@ -174,15 +174,11 @@ fn record_at<'a>(fields: &mut Fields<'a>) -> Result<RawRecord<'a>, BatchFault> {
 
 /// The records of a batch, in order.
 #[derive(Debug, Clone)]
-pub struct Records<'a> {
-    batch: &'a Batch,
-    next: u32,
-    at: usize,
-}
+pub struct Records<'a>(RecordRefs<'a>);
 
 impl<'a> Records<'a> {
     pub(super) fn new(batch: &'a Batch) -> Records<'a> {
-        Records { batch, next: 0, at: BATCH_HEAD_BYTES }
+        Records(RecordRefs::new(batch))
     }
 }
 
@@ -190,6 +186,29 @@ impl Iterator for Records<'_> {
     type Item = Record;
 
     fn next(&mut self) -> Option<Record> {
+        let RecordRef { offset, timestamp_ms, payload } = self.0.next()?;
+        Some(Record { offset, timestamp_ms, payload: self.0.batch.bytes.slice_ref(payload) })
+    }
+}
+
+/// The records of a batch as they stand in it, in order.
+#[derive(Debug, Clone)]
+pub struct RecordRefs<'a> {
+    batch: &'a Batch,
+    next: u32,
+    at: usize,
+}
+
+impl<'a> RecordRefs<'a> {
+    pub(super) fn new(batch: &'a Batch) -> RecordRefs<'a> {
+        RecordRefs { batch, next: 0, at: BATCH_HEAD_BYTES }
+    }
+}
+
+impl<'a> Iterator for RecordRefs<'a> {
+    type Item = RecordRef<'a>;
+
+    fn next(&mut self) -> Option<RecordRef<'a>> {
         let head = &self.batch.head;
         if head.kind == BatchKind::Skip || self.next == head.count {
             return None;
@@ -197,10 +216,10 @@ impl Iterator for Records<'_> {
         let mut fields = Fields::new(self.batch.bytes.get(self.at..)?);
         let RawRecord { delta, payload, .. } = record_at(&mut fields).ok()?;
         let delta = i64::from(i32::from_le_bytes(delta));
-        let record = Record {
+        let record = RecordRef {
             offset: Offset(head.base.0 + u64::from(self.next)),
             timestamp_ms: head.timestamp_ms.saturating_add_signed(delta),
-            payload: self.batch.bytes.slice_ref(payload),
+            payload,
         };
         self.at += RECORD_HEAD_BYTES + payload.len();
         self.next += 1;

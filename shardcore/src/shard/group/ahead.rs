@@ -8,7 +8,7 @@ use felix_logstore::record::Batch;
 use felix_wire::id::Offset;
 
 /// Bytes read at once, unless the records that are wanted take more.
-const READ_BYTES: usize = 256 << 10;
+const READ_BYTES: usize = 512 << 10;
 /// Bytes read at once at most.
 const READ_BYTES_MAX: usize = 4 << 20;
 /// Batches with more bytes are not kept.

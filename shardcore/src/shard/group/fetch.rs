@@ -54,6 +54,12 @@ pub(super) struct Fetching {
     bytes: usize,
 }
 
+/// Payloads of a page that are wanted: where each stands in `wanted`, its length and its time.
+struct Copied {
+    found: Vec<(usize, usize, u64)>,
+    bytes: BytesMut,
+}
+
 impl Fetching {
     fn new(fetch: Fetch) -> Fetching {
         let wanted = fetch.offsets;
@@ -103,39 +109,44 @@ impl Fetching {
     /// What stands in batches from the one on that has the next record: they say everything of the offsets up to their end.
     fn take(&mut self, batches: &[Batch]) {
         let from = self.wanted.get(self.at).copied().unwrap_or(self.until);
-        let mut payloads: Vec<(usize, Bytes, u64)> = Vec::new();
+        let batches = &batches[..batches.partition_point(|batch| batch.head().base < self.until)];
+        // Copied, so that payloads do not hold on to their batches.
+        let bytes: usize = batches.iter().map(|batch| batch.bytes().len()).sum();
+        let mut copy = Copied { found: Vec::new(), bytes: BytesMut::with_capacity(bytes.min(ANSWER_BYTES)) };
         for batch in batches {
-            let kind = batch.head().kind;
-            if !matches!(kind, BatchKind::Data | BatchKind::Commit) {
-                continue;
-            }
-            for record in batch.records() {
-                let Some(place) = self.unknown(record.offset) else { continue };
-                let payload = match kind {
-                    BatchKind::Commit => event_of(&record.payload).ok(),
-                    _ => Some(record.payload),
-                };
-                match payload.filter(|payload| payload.len() <= RECORD_BYTES_MAX) {
-                    Some(payload) => payloads.push((place, payload, record.timestamp_ms)),
-                    None => self.found[place] = Found::Dead,
+            match batch.head().kind {
+                BatchKind::Data => {
+                    for record in batch.record_refs() {
+                        self.copy(record.offset, record.timestamp_ms, Some(record.payload), &mut copy);
+                    }
                 }
+                BatchKind::Commit => {
+                    for record in batch.records() {
+                        let event = event_of(&record.payload).ok();
+                        self.copy(record.offset, record.timestamp_ms, event.as_deref(), &mut copy);
+                    }
+                }
+                _ => {}
             }
         }
-        self.keep(payloads);
+        self.bytes += copy.bytes.len();
+        let mut bytes = copy.bytes.freeze();
+        for (place, len, timestamp_ms) in copy.found {
+            self.found[place] = Found::Record { payload: bytes.split_to(len), timestamp_ms };
+        }
         let read_to = batches.last().map_or(self.until, |batch| batch.head().end());
         self.settle(from, read_to.min(self.until).max(Offset(from.0 + 1)), &Found::Gone);
     }
 
-    /// Copies payloads, so that they do not hold on to their batches.
-    fn keep(&mut self, payloads: Vec<(usize, Bytes, u64)>) {
-        let bytes = payloads.iter().map(|(_, payload, _)| payload.len()).sum();
-        let mut copy = BytesMut::with_capacity(bytes);
-        payloads.iter().for_each(|(_, payload, _)| copy.extend_from_slice(payload));
-        let mut copy = copy.freeze();
-        self.bytes += bytes;
-        for (place, payload, timestamp_ms) in payloads {
-            let payload = copy.split_to(payload.len());
-            self.found[place] = Found::Record { payload, timestamp_ms };
+    /// A record that was read; none when its bytes say nothing that could be handed out.
+    fn copy(&mut self, offset: Offset, timestamp_ms: u64, payload: Option<&[u8]>, copy: &mut Copied) {
+        let Some(place) = self.unknown(offset) else { return };
+        match payload.filter(|payload| payload.len() <= RECORD_BYTES_MAX) {
+            Some(payload) => {
+                copy.bytes.extend_from_slice(payload);
+                copy.found.push((place, payload.len(), timestamp_ms));
+            }
+            None => self.found[place] = Found::Dead,
         }
     }
 
