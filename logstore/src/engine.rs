@@ -277,6 +277,13 @@ impl Engine {
         self.logs.get(&log).map(|shard| &shard.log)
     }
 
+    /// Whether a log is on its way out of this engine: it was released or deleted, and `Released` or `Deleted` follows. It is found
+    /// until then, and nothing may begin that relies on it. A log that stopped is not released.
+    #[must_use]
+    pub fn is_leaving(&self, log: LogId) -> bool {
+        self.logs.get(&log).is_some_and(changes::is_leaving)
+    }
+
     /// Changes rolling and retention of a log; its fsync policy stays.
     pub fn configure(&mut self, log: LogId, config: LogConfig) {
         if let Some(shard) = self.logs.get_mut(&log) {

@@ -213,6 +213,13 @@ impl Store {
         self.engines.get(usize::from(at.volume))?.log(at.log)
     }
 
+    /// A log that a shard may begin over: nothing of it is in flight, and it does not leave this core. One that is being given away
+    /// is served only when it has come back, however quiet it is: its shard would end when it goes.
+    pub fn at_rest(&self, at: LogAt) -> Option<&Log> {
+        let engine = self.engines.get(usize::from(at.volume)).filter(|engine| !engine.is_leaving(at.log))?;
+        engine.log(at.log).filter(|log| log.is_settled())
+    }
+
     /// The engine a log is open in.
     pub fn engine(&mut self, at: LogAt) -> Option<&mut Engine> {
         self.engines.get_mut(usize::from(at.volume))

@@ -8,7 +8,7 @@ use felix_runtime::file::{DiskError, DiskPath};
 use felix_wire::id::Offset;
 
 use super::scripts::{self, Ended};
-use super::{Engine, Event, LogId, Note, NoteThen};
+use super::{Engine, Event, LogId, Note, NoteThen, Shard};
 use crate::commit::{Mark, MarkKind};
 use crate::id::ShardKey;
 use crate::log::{CutError, CutPoint, ReadPlan, Sealed, StopReason};
@@ -30,6 +30,11 @@ pub(super) enum Change {
     Release,
     /// The mark is being written.
     Leaving,
+}
+
+/// Whether a log will be gone.
+pub(super) fn is_leaving(shard: &Shard) -> bool {
+    matches!(shard.change, Some(Change::Leaving | Change::Delete | Change::Release))
 }
 
 /// A log that is gone, as the commit file has to remember it.
@@ -88,8 +93,7 @@ impl Engine {
 
     fn begin_change(&mut self, log: LogId, change: Change) {
         let Some(shard) = self.logs.get_mut(&log) else { return };
-        let leaving = matches!(shard.change, Some(Change::Leaving | Change::Delete | Change::Release));
-        if !leaving {
+        if !is_leaving(shard) {
             shard.change = Some(change);
         }
         if change == Change::Delete {

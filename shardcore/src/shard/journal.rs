@@ -81,7 +81,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Over a log in which nothing is in flight; none while something is. `life` is another one each time. Gives where the
+    /// Over a log in which nothing is in flight; none while something is, and when it leaves this core. `life` is another one each time. Gives where the
     /// log begins too.
     pub fn open(
         (shard, generation, life): (ShardId, Generation, u64),
@@ -89,7 +89,7 @@ impl Journal {
         store: &Store,
         at: LogAt,
     ) -> Option<(Journal, Offset)> {
-        let log = store.log(at).filter(|log| log.is_settled())?;
+        let log = store.at_rest(at)?;
         let (start, end) = (log.start(), log.settled_end());
         let journal = Journal {
             shard,

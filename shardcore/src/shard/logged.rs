@@ -72,9 +72,9 @@ pub struct Logged {
 }
 
 impl Logged {
-    /// A shard over a log in which nothing is in flight. Gives the offset of its next record too.
+    /// A shard over a log in which nothing is in flight and that does not leave this core; else none. Gives the offset of its next record too.
     pub fn open(store: &Store, at: LogAt) -> Option<(Logged, Offset)> {
-        let log = store.log(at).filter(|log| log.is_settled())?;
+        let log = store.at_rest(at)?;
         let end = log.settled_end();
         let next = log.skips_to().unwrap_or(end);
         let stopped = log.stopped().is_some();

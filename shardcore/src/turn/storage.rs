@@ -188,7 +188,7 @@ impl Core {
         self.open_wanted(now);
     }
 
-    /// Serves the wanted shards whose log is there and has nothing in flight.
+    /// Serves the wanted shards whose log is there, stays, and has nothing in flight.
     pub(super) fn open_wanted(&mut self, now: Tick) {
         if self.wanted.is_empty() {
             return;

@@ -5,6 +5,7 @@ mod compaction;
 mod confirm;
 mod groups;
 mod leases;
+mod returned;
 mod streams;
 mod watches;
 
