@@ -453,6 +453,7 @@ impl Core {
         }
         let lives =
             self.watches.all.iter().filter_map(|(_, watcher)| Some((watcher, watcher.live.as_ref()?)));
+        let lives = lives.filter(|(_, live)| live.delivery.can_give_up());
         let mut all: Vec<_> =
             lives.map(|(watcher, live)| (live.delivery.held_bytes(), watcher.token)).collect();
         all.sort_unstable_by_key(|(bytes, _)| *bytes);
@@ -470,18 +471,14 @@ impl Core {
         let conn = watcher.conn;
         let Some(live) = &mut watcher.live else { return };
         self.counters.add(Counter::WatchesLagged, 1);
-        match live.delivery.give_up() {
-            Some(resume_from) => {
-                let last = Message::CacheWatchLagged(CacheWatchLagged { resume_from });
-                live.delivery.end(encode(&last), false);
-                self.active.push_back(token);
-                self.ask_watched(now, token, WatchAsk::End);
-            }
-            None => {
-                let stream = live.stream;
-                self.quic.reset(conn, stream, VarInt::from_u32(RESET_LAGGED));
-                self.end_watch(now, token);
-            }
+        let last = |resume_from| encode(&Message::CacheWatchLagged(CacheWatchLagged { resume_from }));
+        if live.delivery.give_up(last) {
+            self.active.push_back(token);
+            self.ask_watched(now, token, WatchAsk::End);
+        } else {
+            let stream = live.stream;
+            self.quic.reset(conn, stream, VarInt::from_u32(RESET_LAGGED));
+            self.end_watch(now, token);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! Scope: one per watch. Owns: the events that its shard has sent and that are not written.
 //! Invariants: events leave in the order in which they came, behind the hello; the shard is asked for more only when less
 //! than half of what one answer may bring is left, so what a client that does not read holds is bounded by that; nothing
-//! comes behind the end.
+//! comes behind the end, and what it says of where to go on is behind what left, never behind what was dropped.
 //! Not here: which events there are (`watch`), the QUIC stream (`turn`).
 
 use std::collections::VecDeque;
@@ -106,30 +106,46 @@ impl Delivery {
     }
 
     /// Ends it after what is queued (`after_queue`) or after the frame on its way. `last` is the closing frame, may be
-    /// empty. The first end counts.
+    /// empty. The first end counts, unless something was to leave before it that is dropped now: that one would say to go on
+    /// behind what never left.
     pub fn end(&mut self, last: Bytes, after_queue: bool) {
-        self.ending.get_or_insert(last);
-        if !after_queue {
-            self.queue.clear();
-            self.queue_bytes = 0;
+        if after_queue || self.queue.is_empty() {
+            self.ending.get_or_insert(last);
+        } else {
+            self.drop_queue();
+            self.ending = Some(last);
         }
     }
 
-    /// Gives up everything it holds but the hello and what is partly written. Gives where another watch goes on, for its last frame; none
-    /// when the frame that is being written cannot be given up, so that only a reset ends its stream in bounded memory.
-    pub fn give_up(&mut self) -> Option<Offset> {
-        let begun = self.staged.len() < self.staged_len;
+    /// Whether [`Self::give_up`] makes it hold less.
+    pub fn can_give_up(&self) -> bool {
+        !self.queue.is_empty() || !(self.staged.is_empty() || self.opens || self.ended)
+    }
+
+    /// Ends it, and gives up everything it holds but the hello and what is partly written. `last` makes the closing frame from where
+    /// another watch goes on; it replaces one that was to come behind what is given up. False when nothing was done, because
+    /// the frame that is being written cannot be given up: only a reset ends its stream in bounded memory.
+    pub fn give_up(&mut self, last: impl FnOnce(Offset) -> Bytes) -> bool {
+        if self.ended {
+            // Nothing but its closing frame is left, which says what is so.
+            return true;
+        }
         if !self.staged.is_empty() && !self.opens {
-            if begun {
-                return None;
+            if self.staged.len() < self.staged_len {
+                return false;
             }
             self.staged = Bytes::new();
             self.sent = self.before;
         }
+        self.drop_queue();
+        // From the very beginning there are either all changes or the current values.
+        self.ending = Some(last(self.sent.resume_from().unwrap_or(Offset(0))));
+        true
+    }
+
+    fn drop_queue(&mut self) {
         self.queue.clear();
         self.queue_bytes = 0;
-        // From the very beginning there are either all changes or the current values.
-        Some(self.sent.resume_from().unwrap_or(Offset(0)))
     }
 
     /// Bytes it holds.
@@ -185,6 +201,10 @@ mod tests {
     fn event(at: u64, value: usize) -> Arc<KeyEvent> {
         let value = Some(Bytes::from(vec![0; value]));
         Arc::new(KeyEvent::new((*b"k").into(), value, Offset(at), Expiry::NEVER))
+    }
+
+    fn last(next: Offset) -> Bytes {
+        format!("from {}", next.0).into()
     }
 
     /// Everything that leaves, one piece at a time.
@@ -245,9 +265,8 @@ mod tests {
             delivery.take(vec![event(12, 9)]);
             let hello = delivery.chunk().expect("the hello");
             drop(hello.split_to(taken));
-            assert_eq!(delivery.give_up(), Some(Offset(10)));
-            delivery.end(Bytes::from_static(b"last"), false);
-            assert_eq!(written(&mut delivery).concat(), [rest, b"last"].concat(), "{taken}");
+            assert!(delivery.give_up(last));
+            assert_eq!(written(&mut delivery).concat(), [rest, b"from 10"].concat(), "{taken}");
         }
     }
 
@@ -255,16 +274,60 @@ mod tests {
     fn one_that_is_given_up_holds_nothing_and_says_from_where_another_goes_on_unless_a_frame_is_cut() {
         let mut delivery = begun(1);
         delivery.chunk().map(std::mem::take);
+        assert!(!delivery.can_give_up());
         delivery.take(vec![event(3, 9), event(12, 9), event(17, 9)]);
         let mut early = begun(1);
         early.chunk().map(std::mem::take);
-        assert_eq!(early.give_up(), Some(Offset(0)), "the current values are not all there");
+        assert!(early.give_up(last), "the current values are not all there");
+        assert_eq!(written(&mut early), [&b"from 0"[..]]);
         delivery.chunk().map(std::mem::take);
-        assert!(delivery.chunk().is_some(), "staged, and nothing of it is written");
-        assert_eq!((delivery.give_up(), delivery.held_bytes()), (Some(Offset(10)), 0));
+        let frame = delivery.chunk().expect("staged, and nothing of it is written").clone();
+        assert!(delivery.can_give_up() && delivery.give_up(last) && !delivery.can_give_up());
+        assert_eq!(
+            (delivery.held_bytes(), written(&mut delivery)),
+            (0, vec![Bytes::from_static(b"from 10")])
+        );
+        let mut cut = begun(0);
+        cut.chunk().map(std::mem::take);
+        cut.take(vec![event(12, 9), event(17, 9)]);
+        drop(cut.chunk().expect("a frame").split_to(1));
+        assert!(!cut.give_up(last), "a frame is cut");
+        let rest = [&frame[1..], &event(17, 9).frame()].concat();
+        assert_eq!(written(&mut cut).concat(), rest, "nothing was done");
+    }
+
+    /// Its shard has moved and said to go on behind what is queued, of which nothing is read.
+    fn moved() -> Delivery {
+        let mut delivery = begun(0);
+        delivery.chunk().map(std::mem::take);
         delivery.take(vec![event(12, 9), event(17, 9)]);
-        let frame = delivery.chunk().expect("a frame");
-        drop(frame.split_to(1));
-        assert_eq!(delivery.give_up(), None);
+        delivery.end(last(delivery.resume_from(true).expect("an offset")), true);
+        delivery
+    }
+
+    #[test]
+    fn an_end_that_drops_what_was_to_leave_before_another_end_replaces_that() {
+        let mut dropped = moved();
+        dropped.end(last(dropped.resume_from(false).expect("an offset")), false);
+        assert_eq!(written(&mut dropped), [&b"from 10"[..]], "it would go on at 18 and miss two changes");
+        let mut given_up = moved();
+        given_up.chunk().expect("the first change");
+        assert!(given_up.give_up(last));
+        assert_eq!(written(&mut given_up), [&b"from 10"[..]]);
+    }
+
+    #[test]
+    fn one_that_has_nothing_left_but_its_end_keeps_that() {
+        for taken in [0, 1] {
+            let mut delivery = moved();
+            for _ in 0..2 {
+                delivery.chunk().map(std::mem::take);
+            }
+            drop(delivery.chunk().expect("the end").split_to(taken));
+            assert!(!delivery.can_give_up() && delivery.give_up(last));
+            delivery.end(Bytes::from_static(b"another"), false);
+            assert_eq!(written(&mut delivery).concat(), b"from 18"[taken..]);
+            assert!(delivery.is_done());
+        }
     }
 }

@@ -293,14 +293,21 @@ impl Subscription {
     }
 
     /// Ends it after what is queued (`after_queue`) or after the frame on its way. `last` is the closing frame, may be empty.
+    /// The first end counts, unless it was to leave behind something that is dropped now: of a log the later one counts then,
+    /// since the first says to go on behind what never left. In memory the first may name offsets of another life, and what
+    /// is dropped is lost.
     pub fn end(&mut self, last: Bytes, after_queue: bool) {
-        if self.ending.is_none() {
+        if after_queue || self.queue.is_empty() {
+            self.ending.get_or_insert(last);
+            return;
+        }
+        if self.ending.is_none() || self.kind.logged {
             self.ending = Some(last);
+        } else {
+            self.lose(self.queue.iter().map(|frame| u64::from(frame.count)).sum());
         }
-        if !after_queue {
-            self.queue.clear();
-            self.queue_bytes = 0;
-        }
+        self.queue.clear();
+        self.queue_bytes = 0;
     }
 
     /// The chunk to write now, in `staged` order. None when nothing is ready.
