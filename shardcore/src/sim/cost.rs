@@ -3,7 +3,9 @@
 //! Scope: tests. Owns: the counting allocator of the test program.
 //! Invariants: only what happens within `counted` is counted; clients are not; a run is counted in a process of its own, so
 //! that no other test allocates beside it; the first part of a run, with its handshake and its growing tables, is not counted.
-//! Not here: time and instructions (the bench).
+//! Not here: instructions (`instructions`), time (the bench).
+
+mod instructions;
 
 use std::alloc::System;
 use std::process::Command;
@@ -37,10 +39,10 @@ const MS: Duration = Duration::from_millis(1);
 /// Handshake, recovery, the first segment, and tables that grow.
 const WARMUP_PUBLISHES: u64 = 4_000;
 
-/// Does `work` and counts what it allocates.
+/// Does `work` and counts what it costs.
 pub(super) fn counted<T>(work: impl FnOnce() -> T) -> T {
     let before = ALLOCATOR.stats();
-    let done = work();
+    let done = instructions::collected(work);
     let change = ALLOCATOR.stats() - before;
     let grown = u64::try_from(change.bytes_reallocated).unwrap_or(0);
     ALLOCATIONS.fetch_add((change.allocations + change.reallocations) as u64, Ordering::Relaxed);
@@ -122,11 +124,11 @@ struct Cost {
     bytes_per_record: f64,
 }
 
-/// Of `time` of a run, after the first part of it.
-fn cost(batch_max: u32, durable: bool, time: Duration) -> Cost {
+/// A world in which `publishes` were written, and when that was.
+fn warm(batch_max: u32, durable: bool, publishes: u64) -> (World, Tick) {
     let mut world = World::new(plan(batch_max, durable));
     let mut at = Tick::ZERO;
-    while world.broker.count(Counter::PublishesWritten) < WARMUP_PUBLISHES {
+    while world.broker.count(Counter::PublishesWritten) < publishes {
         at += MS * 10;
         assert!(
             at < Tick::ZERO + MS * 20_000,
@@ -135,13 +137,27 @@ fn cost(batch_max: u32, durable: bool, time: Duration) -> Cost {
         );
         world.until(at).unwrap();
     }
+    (world, at)
+}
+
+/// Goes on to `end`. Gives the publishes and records that were written meanwhile. Callgrind finds it by its name.
+#[inline(never)]
+fn measured(world: &mut World, end: Tick) -> (u64, u64) {
     let count = |world: &World| {
-        (world.broker.count(Counter::PublishRecords), world.broker.count(Counter::PublishesWritten))
+        (world.broker.count(Counter::PublishesWritten), world.broker.count(Counter::PublishRecords))
     };
-    let (before, (records, publishes)) = (so_far(), count(&world));
-    world.until(at + time).unwrap();
-    let (after, (records_after, publishes_after)) = (so_far(), count(&world));
-    let (records, publishes) = (records_after - records, publishes_after - publishes);
+    let (publishes, records) = count(world);
+    world.until(end).unwrap();
+    let (publishes_after, records_after) = count(world);
+    (publishes_after - publishes, records_after - records)
+}
+
+/// Of `time` of a run, after the first part of it.
+fn cost(batch_max: u32, durable: bool, time: Duration) -> Cost {
+    let (mut world, at) = warm(batch_max, durable, WARMUP_PUBLISHES);
+    let before = so_far();
+    let (publishes, records) = measured(&mut world, at + time);
+    let after = so_far();
     let allocations = (after.0 - before.0) as f64;
     Cost {
         records,
