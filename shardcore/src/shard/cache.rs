@@ -20,7 +20,7 @@ use super::ask::{Ask, AskRefused, Asker, Parked, Reply};
 use super::journal::{Journal, NoClaim};
 use super::mail::{Doubt, Ending, FromShard, NotWritten, NumberRefusal, PageLoss, ShardOutput};
 use crate::projection::cache::expiry::Expiry;
-use crate::projection::cache::{CacheCore, Condition, Delete, Found, Keeping, Put, WriteRefused};
+use crate::projection::cache::{CacheCore, Condition, Delete, Found, Keeping, Newest, Put, WriteRefused};
 use crate::projection::counter::{self, AddRefused, CounterCore, NumberedAdd};
 use crate::projection::producer::Verdict;
 use crate::snapshot::{LogRole, ShardId};
@@ -193,6 +193,10 @@ impl CacheShard {
         let Ask::CacheGet { key } = &ask else { return };
         let reply = match self.cache.get(key, cx.unix_ms) {
             Found::Absent => Reply::Value { value: None, version: None },
+            Found::Claimed(Newest { version, value, after, .. }) => {
+                let value = value.filter(|_| version.is_some());
+                return self.owe(LogRole::Cache, after, asker, Reply::Value { value, version }, cx);
+            }
             Found::Here { value, version, .. } => {
                 Reply::Value { value: Some(value.clone()), version: Some(version) }
             }

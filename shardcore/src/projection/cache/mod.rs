@@ -28,7 +28,8 @@ use felix_wire::id::Offset;
 
 use crate::projection::keys::{KEY_OVERHEAD_BYTES, KEYS_MAX, KeyTable, Slot};
 use crate::projection::record::{BadRecord, KEY_BYTES_MAX};
-use claimed::{Claimed, Newest, Pending};
+pub use claimed::Newest;
+use claimed::{Claimed, Pending};
 use compact::Compaction;
 use expiry::{Clock, Expiry};
 use record::{CacheRecord, put_len};
@@ -79,6 +80,9 @@ const _: () = assert!(size_of::<Entry>() == 32, "the cost of a key is stated");
 pub enum Found<'a> {
     /// Never written, deleted or expired.
     Absent,
+    /// What is settled has expired, and a write is in flight that may have been decided while it lived: to be answered with what
+    /// is claimed, when that is settled. Else one would see the value gone that a later answer says was there.
+    Claimed(Newest),
     Here {
         value: &'a Bytes,
         version: Offset,
@@ -282,6 +286,9 @@ impl CacheCore {
         let Some(slot) = self.table.find(key) else { return Found::Absent };
         let Entry { at, version, expiry, held, .. } = *self.table.value(slot);
         if expiry.is_past(now_ms) {
+            if let Some(newest) = self.claimed.newest(key, now_ms) {
+                return Found::Claimed(newest);
+            }
             self.forget(slot);
             return Found::Absent;
         }
@@ -485,7 +492,10 @@ impl CacheCore {
             if self.sweep_at >= self.table.slots() {
                 self.sweep_at = 0;
             }
-            let past = self.table.at(self.sweep_at).is_some_and(|(_, entry)| entry.expiry.is_past(now_ms));
+            let past = self
+                .table
+                .at(self.sweep_at)
+                .is_some_and(|(key, entry)| entry.expiry.is_past(now_ms) && !self.claimed.has(key));
             if let Some(slot) = self.table.slot_at(self.sweep_at).filter(|_| past) {
                 self.forget(slot);
             }

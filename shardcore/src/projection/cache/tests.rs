@@ -99,6 +99,8 @@ impl Logged {
     fn get(&mut self, key: &[u8]) -> Option<(Bytes, Offset)> {
         let (at, version) = match self.core.get(key, self.now_ms) {
             Found::Absent => return None,
+            // The answer waits; what is settled has expired.
+            Found::Claimed(_) => return None,
             Found::Here { value, version, .. } => return Some((value.clone(), version)),
             Found::InLog { at, version, .. } => (at, version),
         };
@@ -194,6 +196,25 @@ fn conditions_see_what_is_claimed_and_tell_when_their_answer_is_sure() {
         "not before the first delete is settled"
     );
     assert!(cache.put_if(b"k", b"three", None, Condition::Absent).is_ok());
+}
+
+#[test]
+fn a_value_that_expired_while_a_write_was_decided_by_it_is_not_seen_gone_before_that_write() {
+    let mut cache = Logged::new(1 << 20);
+    let first = cache.put_if(b"k", b"one", Some(40), Condition::Absent).unwrap();
+    cache.settle();
+    let second = cache.put_if(b"k", b"two", None, Condition::Version(first)).unwrap();
+    cache.now_ms += 41;
+    cache.core.sweep(cache.now_ms);
+    let now_ms = cache.now_ms;
+    let Found::Claimed(newest) = cache.core.get(b"k", now_ms) else { panic!("the write is in flight") };
+    assert_eq!((newest.version, newest.after), (Some(second), Offset(second.0 + 1)));
+    cache.settle();
+    assert_eq!(cache.get(b"k"), Some((Bytes::from_static(b"two"), second)));
+    let third = cache.put_if(b"k", b"three", Some(40), Condition::Version(second)).unwrap();
+    cache.settle();
+    cache.now_ms += 41;
+    assert!(matches!(cache.core.get(b"k", cache.now_ms), Found::Absent), "{third:?} has no successor");
 }
 
 #[test]
