@@ -329,7 +329,7 @@ fn an_ending_comes_after_the_queue_or_after_the_frame_on_its_way() {
 
 #[test]
 fn an_ending_that_drops_what_was_to_leave_before_another_ending_replaces_that_when_there_is_a_log() {
-    for (logged, expected, dropped) in [(true, &b"from 1"[..], 0), (false, b"from 3", 2)] {
+    for (logged, expected, dropped) in [(true, &b"from 1"[..], 0), (false, &b"from 3"[..], 2)] {
         let limits = QueueLimits { frames_max: 8, bytes_max: 1 << 20 };
         let kind = SubscriptionKind { logged, ..kind(limits, SlowSubscriber::DropNew) };
         let mut sub = Subscription::new(Offset(0), Offset(0), kind, Bytes::new());

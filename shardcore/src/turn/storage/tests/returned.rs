@@ -19,7 +19,7 @@ fn away_and_back(world: &mut World, route: &StreamRoute, logs: usize) {
     world.disk.choose_faults(|_| Some(Fault::Stall(Duration::from_millis(100))));
     world.cores[0].handle_admin(world.now, named(100, Owner::Nobody { reason: "moving" }));
     world.run(Duration::from_millis(20));
-    assert!(world.told.is_empty(), "it has not gone: {:?}", world.told);
+    assert!(world.told.is_empty(), "it has not gone");
     let here = Owner::Here { core: CoreId(0), generation: Generation(1) };
     world.cores[0].handle_admin(world.now, named(101, here));
     let mut came_back = 0;
