@@ -87,9 +87,58 @@ fn step(max: f64) -> f64 {
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|unit| unit * power).find(|step| *step >= rough).unwrap_or(rough)
 }
 
-/// Bars side by side, one a row, with whiskers. `reference` is a line across all of them.
+/// Largest over smallest value from which on bars go in powers of ten: the smallest would not be seen.
+const LINEAR_MAX: f64 = 100.0;
+
+/// How long bars are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Length {
+    /// From 0.
+    Linear { max: f64, step: f64 },
+    /// From a power of ten to another one, as exponents.
+    Powers { low: f64, high: f64 },
+}
+
+impl Length {
+    fn of(bars: &[Bar], max: f64, powers: bool) -> Length {
+        let ends = bars.iter().flat_map(|bar| [bar.value, bar.range.map_or(bar.value, |(min, _)| min)]);
+        let min = ends.filter(|value| *value > 0.0).fold(max, f64::min);
+        match powers && max / min >= LINEAR_MAX {
+            true => Length::Powers { low: min.log10().floor(), high: max.log10().ceil() },
+            false => Length::Linear { max, step: step(max) },
+        }
+    }
+
+    /// 0 to 1. What is not above 0 has no length.
+    fn part(self, value: f64) -> f64 {
+        match self {
+            Length::Linear { max, .. } => value / max,
+            Length::Powers { .. } if value <= 0.0 => 0.0,
+            Length::Powers { low, high } => ((value.log10() - low) / (high - low)).max(0.0),
+        }
+    }
+
+    fn marks(self) -> Vec<f64> {
+        match self {
+            Length::Linear { max, step } => {
+                (0..).map(|mark| f64::from(mark) * step).take_while(|at| *at <= max * 1.000_1).collect()
+            }
+            Length::Powers { low, high } => {
+                (low as i32..=high as i32).map(|power| 10_f64.powi(power)).collect()
+            }
+        }
+    }
+}
+
+/// Bars side by side, one a row, with whiskers. `reference` is a line across all of them. With `powers` they go in powers of ten
+/// where they are too far apart, which the title says.
 #[must_use]
-pub fn bars(title: &str, unit: &str, bars: &[Bar], reference: Option<(f64, &str)>) -> Option<String> {
+pub fn bars(
+    (title, unit): (&str, &str),
+    bars: &[Bar],
+    reference: Option<(f64, &str)>,
+    powers: bool,
+) -> Option<String> {
     let ends = bars
         .iter()
         .flat_map(|bar| [bar.value, bar.range.map_or(0.0, |(_, max)| max), bar.mark.unwrap_or(0.0)]);
@@ -99,15 +148,14 @@ pub fn bars(title: &str, unit: &str, bars: &[Bar], reference: Option<(f64, &str)
     }
     let height = TOP + ROW * bars.len() as f64 + BOTTOM;
     let mut svg = Svg::new(WIDTH, height);
-    let scale = |value: f64| LABEL + (WIDTH - LABEL - RIGHT) * value / max;
-    svg.text((12.0, 22.0), Anchor::Start, "t", &format!("{title} ({unit})"));
-    let each = step(max);
+    let length = Length::of(bars, max, powers);
+    let scale = |value: f64| LABEL + (WIDTH - LABEL - RIGHT) * length.part(value);
+    let how = if matches!(length, Length::Powers { .. }) { ", in powers of ten" } else { "" };
+    svg.text((12.0, 22.0), Anchor::Start, "t", &format!("{title} ({unit}{how})"));
     let base = TOP + ROW * bars.len() as f64;
-    let mut at = 0.0;
-    while at <= max * 1.000_1 {
+    for at in length.marks() {
         svg.line((scale(at), TOP - 4.0), (scale(at), base + 4.0), "grid");
         svg.text((scale(at), base + 18.0), Anchor::Middle, "s", &figure(at));
-        at += each;
     }
     for (index, bar) in bars.iter().enumerate() {
         let y = TOP + ROW * index as f64;
@@ -254,16 +302,29 @@ mod tests {
 
     #[test]
     fn a_chart_of_nothing_is_none() {
-        assert!(bars("t", "u", &[], None).is_none());
-        assert!(bars("t", "u", &[bar("a", 0.0)], None).is_none());
+        assert!(bars(("t", "u"), &[], None, true).is_none());
+        assert!(bars(("t", "u"), &[bar("a", 0.0)], None, true).is_none());
         assert!(curves("t", ("x", "y"), Across::Linear, &[]).is_none());
         let flat = Curve { label: "a".into(), points: vec![(0.0, 0.0)], dashed: false, colour: 0 };
         assert!(curves("t", ("x", "y"), Across::Quantiles, &[flat]).is_none());
     }
 
     #[test]
+    fn bars_that_are_far_apart_go_in_powers_of_ten() {
+        let far = [bar("a", 0.4), bar("b", 555.0), bar("c", 0.0)];
+        let length = Length::of(&far, 555.0, true);
+        assert_eq!(length, Length::Powers { low: -1.0, high: 3.0 });
+        assert_eq!(length.marks(), [0.1, 1.0, 10.0, 100.0, 1_000.0]);
+        assert_eq!((length.part(0.1), length.part(10.0), length.part(0.0)), (0.0, 0.5, 0.0));
+        assert!(bars(("t", "u"), &far, None, true).unwrap().contains("t (u, in powers of ten)"));
+        assert!(bars(("t", "u"), &far, None, false).unwrap().contains("t (u)"));
+        assert!(bars(("t", "u"), &[bar("a", 60.0), bar("b", 555.0)], None, true).unwrap().contains("t (u)"));
+    }
+
+    #[test]
     fn bars_are_as_long_as_their_values() {
-        let picture = bars("t", "u", &[bar("a", 100.0), bar("b", 50.0)], Some((110.0, "disk"))).unwrap();
+        let picture =
+            bars(("t", "u"), &[bar("a", 100.0), bar("b", 50.0)], Some((110.0, "disk")), true).unwrap();
         let widths: Vec<f64> = picture
             .split("<rect ")
             .skip(2)

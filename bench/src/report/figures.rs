@@ -41,9 +41,9 @@ fn bar(cell: &CellResult, spread: Spread, note: String) -> Bar {
     }
 }
 
-/// Pictures of at most `BARS_MAX` rows.
-fn pages(title: &str, unit: &str, all: &[Bar], reference: Option<(f64, &str)>) -> Vec<String> {
-    all.chunks(BARS_MAX).filter_map(|part| bars(title, unit, part, reference)).collect()
+/// Pictures of at most `BARS_MAX` rows. With `powers` they go in powers of ten where they are too far apart.
+fn pages(what: (&str, &str), all: &[Bar], reference: Option<(f64, &str)>, powers: bool) -> Vec<String> {
+    all.chunks(BARS_MAX).filter_map(|part| bars(what, part, reference, powers)).collect()
 }
 
 /// Payload throughput.
@@ -53,7 +53,7 @@ pub fn throughput(result: &RunResult) -> Vec<String> {
         let spread = cell.throughput()?;
         Some(bar(cell, spread, format!("{} MB/s, {} msg/s", figure(spread.median), figure(messages.median))))
     });
-    pages("Throughput", "MB/s of payload", &each.collect::<Vec<_>>(), None)
+    pages(("Throughput", "MB/s of payload"), &each.collect::<Vec<_>>(), None, false)
 }
 
 /// Cost of the server, per byte and per record.
@@ -63,7 +63,7 @@ pub fn cpu(result: &RunResult) -> Vec<String> {
             let spread = cell.spread(cost)?;
             Some(bar(cell, spread, format!("{} ± {:.1} %", figure(spread.median), spread.percent())))
         });
-        pages(title, unit, &each.collect::<Vec<_>>(), None)
+        pages((title, unit), &each.collect::<Vec<_>>(), None, true)
     };
     let mut pictures = of("CPU per byte", "seconds per GB of payload", |trial| trial.server_s_per_gb);
     pictures.extend(of("CPU per record", "seconds per million records", |trial| trial.server_s_per_million));
@@ -120,11 +120,12 @@ pub fn against_load(result: &RunResult) -> Vec<String> {
         let mut group: Vec<&CellResult> =
             open.iter().copied().filter(|other| without_rate(other) == key).collect();
         done.push(key);
-        if group.len() < 2 {
-            continue;
-        }
         let rate = |cell: &CellResult| cell.cell.shape.rate.unwrap_or(0.0);
         group.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
+        // One load makes no line.
+        if group.first().map(|cell| rate(cell)) == group.last().map(|cell| rate(cell)) {
+            continue;
+        }
         let line = |label: &str, colour, dashed, of: fn(&Trial) -> f64| {
             let point = |cell: &&CellResult| {
                 let offered_mb = rate(cell) * cell.cell.shape.batch_bytes() as f64 / 1e6;
@@ -160,7 +161,7 @@ pub fn law(result: &RunResult) -> Vec<String> {
         let note = format!("{} of {} allowed", figure(flying.median), figure(allowed));
         Some(Bar { mark: Some(allowed), ..bar(cell, flying, note) })
     });
-    pages("Batches in flight", "rate x mean service time", &each.collect::<Vec<_>>(), None)
+    pages(("Batches in flight", "rate x mean service time"), &each.collect::<Vec<_>>(), None, false)
 }
 
 /// The trial whose throughput is the median, or the nearest below it.
@@ -206,7 +207,7 @@ pub fn cores(result: &RunResult) -> Vec<String> {
             });
         }
     }
-    pages("Threads of the server", "percent of one CPU", &all, None)
+    pages(("Threads of the server", "percent of one CPU"), &all, None, false)
 }
 
 /// The disk alone, and durable cells beside its best.
@@ -228,7 +229,7 @@ pub fn disk(result: &RunResult) -> Vec<String> {
             colour: if row.recycled { 1 } else { 6 },
         }
     });
-    let mut pictures = pages("The disk alone", "MB/s", &rows.collect::<Vec<_>>(), None);
+    let mut pictures = pages(("The disk alone", "MB/s"), &rows.collect::<Vec<_>>(), None, false);
     let durable = result.cells.iter().filter(|cell| cell.cell.shape.storage.is_durable());
     let each = durable.filter_map(|cell| {
         let spread = cell.throughput()?;
@@ -238,7 +239,8 @@ pub fn disk(result: &RunResult) -> Vec<String> {
         Some(bar(cell, spread, format!("{} MB/s{before}", figure(spread.median))))
     });
     let reference = Some((found.best_mb_per_s(), "the disk, fastest synced row"));
-    pictures.extend(pages("Durable cells and the disk", "MB/s", &each.collect::<Vec<_>>(), reference));
+    let what = ("Durable cells and the disk", "MB/s");
+    pictures.extend(pages(what, &each.collect::<Vec<_>>(), reference, false));
     pictures
 }
 
