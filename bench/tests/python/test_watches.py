@@ -187,7 +187,8 @@ def test_one_that_does_not_read_holds_nobody_up(face, client, watch_broker, watc
     while len(seen) < count:
         item = slow.recv(20)
         if isinstance(item, felix.CacheWatchLagged):
-            assert kept == "in memory" and item.resume_from == slow.resume_offset + len(seen)
+            # With logs too, when they were compacted meanwhile: three keys are all that lives in 100 MB.
+            assert item.resume_from == slow.resume_offset + len(seen)
             assert slow.recv(20) is None, "nothing comes behind the end"
             return
         seen.append(shown(item)[2])
