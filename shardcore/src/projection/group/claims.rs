@@ -57,7 +57,7 @@ pub struct Run {
 
 impl Run {
     /// How many records.
-    pub fn len(&self) -> u64 {
+    pub fn records(&self) -> u64 {
         self.end - self.start
     }
 
@@ -201,15 +201,15 @@ impl Claims {
 
     fn link(&mut self, run: Run) {
         let Run { start, end, slot } = run;
-        self.records += run.len();
+        self.records += run.records();
         match slot.state {
-            State::Reserved { .. } => self.in_flight += run.len(),
+            State::Reserved { .. } => self.in_flight += run.records(),
             State::Claimed { until, member, .. } => {
-                self.in_flight += run.len();
+                self.in_flight += run.records();
                 self.timers.insert((until, start));
                 if let Some(member) = member {
                     self.held_by.insert((member, start));
-                    self.count_held(Some(member), run.len(), true);
+                    self.count_held(Some(member), run.records(), true);
                 }
             }
             State::Ready { reclaimed } => {
@@ -227,15 +227,15 @@ impl Claims {
 
     fn unlink(&mut self, run: Run) {
         let Run { start, slot, .. } = run;
-        self.records -= run.len();
+        self.records -= run.records();
         match slot.state {
-            State::Reserved { .. } => self.in_flight -= run.len(),
+            State::Reserved { .. } => self.in_flight -= run.records(),
             State::Claimed { until, member, .. } => {
-                self.in_flight -= run.len();
+                self.in_flight -= run.records();
                 self.timers.remove(&(until, start));
                 if let Some(member) = member {
                     self.held_by.remove(&(member, start));
-                    self.count_held(Some(member), run.len(), false);
+                    self.count_held(Some(member), run.records(), false);
                 }
             }
             State::Ready { reclaimed } => {

@@ -237,7 +237,7 @@ impl Group {
             };
             self.reserve(run.start, run.end, run.slot.attempts, poll);
             wanted.push((run.start, run.end));
-            room -= run.len();
+            room -= run.records();
         }
         // A seek to a dead letter leaves the position behind it.
         self.next = self.next.max(extent.start).max(self.durable.position().unwrap_or(0));
@@ -308,7 +308,7 @@ impl Group {
                 let skipped = (1..=at).take_while(|back| gone.binary_search(&Offset(at - back)).is_ok());
                 Handed { offset: Offset(at), attempts, skipped_before: skipped.count() as u64 }
             }));
-            left = left.get(run.len() as usize..).unwrap_or_default();
+            left = left.get(run.records() as usize..).unwrap_or_default();
         }
         if let Some(member) = member {
             self.claims.release(member);
@@ -380,7 +380,7 @@ impl Group {
                 State::Delayed { .. } => self.owe(run, false),
                 _ => self.fail(run, State::Ready { reclaimed: false }, settings, extent),
             }
-            spent += run.len() as usize;
+            spent += run.records() as usize;
         }
         spent
     }
@@ -458,7 +458,7 @@ impl Group {
         }
         while let Some(run) = self.claims.first_within(from, end) {
             self.claims.remove_run(run.start, run.end);
-            self.finish(run.start, run.len(), extent);
+            self.finish(run.start, run.records(), extent);
         }
         Ok(())
     }
