@@ -112,13 +112,15 @@ impl FrameHeader {
 }
 
 /// The frame that `bytes` begins with, if all of it is there and the flags and the payload of up to `max` bytes are what the
-/// protocol allows: its flags and its payload, not copied. It takes `HEADER_LEN` and the payload's bytes.
+/// protocol allows or those of a binary message: its flags and its payload, not copied. It takes `HEADER_LEN` and the
+/// payload's bytes.
 #[must_use]
 pub fn whole_frame(bytes: &[u8], max: usize) -> Option<(u16, &[u8])> {
     let (header, rest) = bytes.split_first_chunk::<HEADER_LEN>()?;
-    let FrameHeader { flags, length } = FrameHeader::decode(header).ok()?;
+    let FrameHeader { flags, length } = FrameHeader::read(header).ok()?;
+    let allowed = Flags(flags).unknown() == Flags(0) || Flags(flags) == Flags::BINARY_MESSAGE;
     let payload = rest.get(..length as usize)?;
-    (payload.len() <= max).then_some((flags, payload))
+    (allowed && payload.len() <= max).then_some((flags, payload))
 }
 
 /// One frame taken off a stream.

@@ -6,12 +6,15 @@ mod checks;
 use std::borrow::Cow;
 
 use bytes::{Bytes, BytesMut};
-use felix_wire::client::{CacheGet, CachePut, CacheValue, Error, Form, GroupRecord, GroupRecords, Message};
+use felix_wire::client::{
+    CacheConditionResult, CacheGet, CacheOk, CachePut, CacheValue, CounterValue, Error, Form, GroupRecord,
+    GroupRecords, Message, PageRecord, encode_page, encode_value,
+};
 use felix_wire::generated::request::felix::request as fb;
 use felix_wire::{
     DecodeError, ErrorCode, Flags, Frame, FrameHeader, FrameReader, HEADER_LEN, Offset, RequestId, limits,
 };
-use flatbuffers::FlatBufferBuilder;
+use flatbuffers::{FlatBufferBuilder, VerifierOptions};
 use serde_json::Value;
 
 struct Vector {
@@ -134,16 +137,144 @@ fn no_flipped_bit_panics_or_reads_as_what_cannot_be_written() {
     }
 }
 
+/// Requests about keys are read without the verifier of `flatbuffers`: what is read and what is refused are the same.
+#[test]
+fn a_damaged_request_about_a_key_is_refused_when_the_verifier_refuses_it() {
+    let is_of_a_key = |body: fb::Body| (fb::Body::CachePut.0..=fb::Body::CounterGet.0).contains(&body.0);
+    let mut verdicts = [0, 0];
+    let mut agree = |payload: &[u8], tail: usize, what: &str| {
+        let head = &payload[4..tail];
+        let limits = VerifierOptions {
+            max_depth: 3,
+            max_tables: 3,
+            max_apparent_size: 2 * head.len(),
+            ignore_missing_null_terminator: false,
+        };
+        let verified = fb::root_as_head_with_opts(&limits, head);
+        let Some(sound) = verified.map_or(Some(false), |head| is_of_a_key(head.body_type()).then_some(true))
+        else {
+            return;
+        };
+        // A head that was a put's may be that of a request that has no tail.
+        let payload = Bytes::copy_from_slice(&payload[..tail]);
+        assert_eq!(Message::decode_binary(&payload).is_ok(), sound, "{what}");
+        verdicts[usize::from(sound)] += 1;
+    };
+    for vector in vectors() {
+        let (mut payload, tail) = (vector.payload().to_vec(), vector.tail_at());
+        if !is_of_a_key(fb::root_as_head(&payload[4..tail]).expect("a head").body_type()) {
+            continue;
+        }
+        for at in 4..tail {
+            let byte = payload[at];
+            for other in 0..=u8::MAX {
+                payload[at] = other;
+                agree(&payload, tail, &format!("{}, byte {at} is {other}", vector.name));
+            }
+            payload[at] = byte;
+        }
+        // Two at once: an offset and what it leads to.
+        for first in 4..tail {
+            for second in first + 1..tail {
+                let bytes = (payload[first], payload[second]);
+                (payload[first], payload[second]) = (bytes.0 ^ 4, bytes.1.wrapping_add(8));
+                agree(&payload, tail, &format!("{}, bytes {first} and {second}", vector.name));
+                (payload[first], payload[second]) = bytes;
+            }
+        }
+    }
+    assert!(verdicts.iter().all(|count| *count > 10_000), "both happen: {verdicts:?}");
+}
+
+/// Answers about keys are written into heads that are built once.
+#[test]
+fn an_answer_about_a_key_is_written_as_the_builder_writes_it() {
+    let numbers = [0, 1, 255, u64::MAX, 0x5265_7175_6573_7421, 0x4e75_6d62_6572_2121, 1 << 63];
+    let value = |value: Option<&'static [u8]>, version, request_id| {
+        let [tenant_id, namespace, cache, key] = [const { Cow::Borrowed("") }; 4];
+        let (value, request_id) = (value.map(Bytes::from_static), Some(request_id));
+        Message::CacheValue(CacheValue { tenant_id, namespace, cache, key, value, request_id, version })
+    };
+    for (request_id, number) in
+        numbers.into_iter().flat_map(|id| numbers.map(|number| (RequestId(id), number)))
+    {
+        let some = Some(number);
+        let check =
+            |message: Message<'_>, tail: &[u8], fill: &dyn Fn(&mut FlatBufferBuilder<'_>) -> Filled| {
+                let wanted = built_of(request_id.0, |b| fill(b), tail);
+                assert_eq!(payload_of(&message), wanted, "{message:?}");
+                assert_eq!(Message::decode_binary(&wanted), Ok(message));
+            };
+        check(Message::CacheOk(CacheOk { request_id }), b"", &|b| {
+            (fb::Body::Done, Some(fb::Done::create(b, &fb::DoneArgs {}).as_union_value()))
+        });
+        for (found, version) in [(None, None), (Some(&b"value"[..]), None), (Some(b"v"), some), (None, some)]
+        {
+            let mut out = BytesMut::new();
+            encode_value((request_id, version), found, &mut out);
+            assert_eq!(out, written(&value(found, version, request_id)));
+            check(value(found, version, request_id), found.unwrap_or(b""), &|b| {
+                let args = fb::CacheValueArgs { found: found.is_some(), version };
+                (fb::Body::CacheValue, Some(fb::CacheValue::create(b, &args).as_union_value()))
+            });
+        }
+        for (applied, version) in [(true, some), (false, some), (false, None), (true, None)] {
+            let message = CacheConditionResult { applied, version, request_id };
+            check(Message::CacheConditionResult(message), b"", &|b| {
+                let args = fb::CacheConditionArgs { applied, version };
+                (fb::Body::CacheCondition, Some(fb::CacheCondition::create(b, &args).as_union_value()))
+            });
+        }
+        for value in [None, some.map(u64::cast_signed)] {
+            check(Message::CounterValue(CounterValue { value, request_id }), b"", &|b| {
+                let args = fb::CounterValueArgs { value };
+                (fb::Body::CounterValue, Some(fb::CounterValue::create(b, &args).as_union_value()))
+            });
+        }
+    }
+}
+
+/// A broker writes a page from where its records are.
+#[test]
+fn a_page_is_written_as_the_message_of_its_records() {
+    for (records, times) in [(0_u64, false), (1, true), (3, false), (200, true)] {
+        let payload = |at: u64| vec![at as u8; at as usize % 40 * 7];
+        let payloads: Vec<Vec<u8>> = (0..records).map(payload).collect();
+        let entries = payloads.iter().enumerate().map(|(at, payload)| (payload, at as u64 + 5)).map(
+            |(payload, offset)| PageRecord {
+                offset: Offset(offset),
+                attempts: offset as u32 % 3,
+                skipped_before: offset % 2,
+                timestamp_micros: if times { offset * 1_000 } else { 0 },
+                payload,
+            },
+        );
+        let of_message = entries.clone().map(|entry| GroupRecord {
+            attempts: entry.attempts,
+            skipped_before: Some(entry.skipped_before).filter(|skipped| *skipped > 0),
+            timestamp_micros: times.then_some(entry.timestamp_micros),
+            ..record(entry.offset.0, entry.payload)
+        });
+        let request_id = RequestId(9);
+        let message = Message::GroupRecords(GroupRecords { records: of_message.collect(), request_id });
+        let mut out = BytesMut::new();
+        encode_page((request_id, times), entries, &mut out);
+        assert_eq!(out, written(&message), "{records} records");
+    }
+}
+
+/// The kind of a body and where it is.
+type Filled = (fb::Body, Option<flatbuffers::WIPOffset<flatbuffers::UnionWIPOffset>>);
+
 /// A payload around a head that `fill` builds.
-fn built(
-    fill: impl FnOnce(
-        &mut FlatBufferBuilder<'_>,
-    ) -> (fb::Body, Option<flatbuffers::WIPOffset<flatbuffers::UnionWIPOffset>>),
-    tail: &[u8],
-) -> Bytes {
+fn built(fill: impl FnOnce(&mut FlatBufferBuilder<'_>) -> Filled, tail: &[u8]) -> Bytes {
+    built_of(1, fill, tail)
+}
+
+fn built_of(request_id: u64, fill: impl FnOnce(&mut FlatBufferBuilder<'_>) -> Filled, tail: &[u8]) -> Bytes {
     let mut b = FlatBufferBuilder::new();
     let (body_type, body) = fill(&mut b);
-    let head = fb::Head::create(&mut b, &fb::HeadArgs { request_id: 1, body_type, body });
+    let head = fb::Head::create(&mut b, &fb::HeadArgs { request_id, body_type, body });
     fb::finish_head_buffer(&mut b, head);
     let head = b.finished_data();
     [&(head.len() as u32).to_be_bytes(), head, tail].concat().into()

@@ -7,18 +7,25 @@
 //! Not here: who may be sent this form (the session and the client negotiate it).
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
+mod answer;
 mod decode;
 mod encode;
+mod key_request;
+mod page;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use flatbuffers::{FlatBufferBuilder, VerifierOptions};
 
 use super::Message;
 use super::group::GroupRecord;
+use super::key_request::KeyRequest;
 use crate::cursor::Cursor;
 use crate::flags::Flags;
 use crate::frame::{DecodeError, Frame, FrameHeader, HEADER_LEN};
 use crate::generated::request::felix::request as fb;
+
+pub use answer::encode_value;
+pub use page::{PageRecord, encode_page};
 
 /// Bytes that say how long the head is.
 const HEAD_PREFIX_LEN: usize = 4;
@@ -30,6 +37,8 @@ const HEAD_ROOM: usize = 256;
 const VALUE_ROOM_MAX: usize = 32 << 10;
 /// What a record of a poll adds to its head, bytes.
 const RECORD_HEAD_LEN: usize = size_of::<fb::Record>();
+
+const DAMAGED: DecodeError = DecodeError::Malformed("the head is damaged");
 
 /// How a message is written.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +65,14 @@ impl Tail<'_> {
             Tail::Payloads(records) => records.iter().map(|record| record.payload.len()).sum(),
         }
     }
+
+    /// What is to be reserved for it: nothing when it is rather sent as it is.
+    fn room(&self) -> usize {
+        match self {
+            Tail::Value(value) if value.len() > VALUE_ROOM_MAX => 0,
+            other => other.len(),
+        }
+    }
 }
 
 impl<'a> Message<'a> {
@@ -78,6 +95,9 @@ impl<'a> Message<'a> {
     /// `Incomplete` when the payload ends before the head does; `Malformed` for a head that is none, one of a kind or with
     /// a choice this build does not know, and a tail that is not what the head says.
     pub fn decode_binary(payload: &'a Bytes) -> Result<Self, DecodeError> {
+        if let Some(request) = KeyRequest::read(payload) {
+            return request.map(|request| request.into_message(payload.slice_ref(request.value)));
+        }
         let mut cursor = Cursor::new(payload);
         let head_len = cursor.u32()? as usize;
         let head = cursor.take(head_len)?;
@@ -108,24 +128,16 @@ impl<'a> Message<'a> {
     /// # Panics
     /// When the payload is longer than 32 bits can say.
     pub fn encode_binary(&self, out: &mut BytesMut) -> Option<Bytes> {
+        if let Some(tail) = answer::write(self, out) {
+            return Some(tail);
+        }
         let room = match self {
             Message::GroupRecords(page) => HEAD_ROOM + page.records.len() * RECORD_HEAD_LEN,
             _ => HEAD_ROOM,
         };
         let mut builder = FlatBufferBuilder::with_capacity(room);
         let tail = encode::head(self, &mut builder)?;
-        let head = builder.finished_data();
-        let length = u32::try_from(HEAD_PREFIX_LEN + head.len() + tail.len());
-        assert!(length.is_ok(), "a frame over 32 bits");
-        let header = FrameHeader { flags: Flags::BINARY_MESSAGE.bits(), length: length.unwrap_or(u32::MAX) };
-        let behind = match &tail {
-            Tail::Value(value) if value.len() > VALUE_ROOM_MAX => 0,
-            other => other.len(),
-        };
-        out.reserve(HEADER_LEN + HEAD_PREFIX_LEN + head.len() + behind);
-        out.extend_from_slice(&header.encode());
-        out.put_u32(head.len() as u32);
-        out.extend_from_slice(head);
+        begin_frame(out, builder.finished_data(), (tail.len(), tail.room()));
         match tail {
             Tail::Value(value) => return Some(value.clone()),
             Tail::Payloads(records) => records.iter().for_each(|r| out.extend_from_slice(&r.payload)),
@@ -135,13 +147,33 @@ impl<'a> Message<'a> {
     }
 }
 
+/// Appends a frame up to its tail of so many bytes, and makes room for so many. Gives where the head is.
+///
+/// # Panics
+/// When the payload is longer than 32 bits can say.
+fn begin_frame(out: &mut BytesMut, head: &[u8], (tail_len, room): (usize, usize)) -> usize {
+    let length = u32::try_from(HEAD_PREFIX_LEN + head.len() + tail_len);
+    assert!(length.is_ok(), "a frame over 32 bits");
+    let header = FrameHeader { flags: Flags::BINARY_MESSAGE.bits(), length: length.unwrap_or(u32::MAX) };
+    out.reserve(HEADER_LEN + HEAD_PREFIX_LEN + head.len() + room);
+    out.extend_from_slice(&header.encode());
+    out.put_u32(head.len() as u32);
+    let from = out.len();
+    out.extend_from_slice(head);
+    from
+}
+
 fn verified(head: &[u8]) -> Result<fb::Head<'_>, DecodeError> {
-    // Our encoder shares no bytes but vtables, so what the tables show may be a small multiple of the head.
     let limits = VerifierOptions {
         max_depth: DEPTH_MAX,
         max_tables: DEPTH_MAX,
-        max_apparent_size: head.len().saturating_mul(2),
+        max_apparent_size: apparent_size_max(head),
         ignore_missing_null_terminator: false,
     };
-    fb::root_as_head_with_opts(&limits, head).map_err(|_| DecodeError::Malformed("the head is damaged"))
+    fb::root_as_head_with_opts(&limits, head).map_err(|_| DAMAGED)
+}
+
+/// What the tables of a head may show: our encoder shares no bytes but vtables, so that is a small multiple of it.
+fn apparent_size_max(head: &[u8]) -> usize {
+    head.len().saturating_mul(2)
 }

@@ -15,6 +15,7 @@ pub mod events;
 pub mod group;
 pub mod inspect;
 mod json;
+pub mod key_request;
 pub mod lease;
 pub mod publish;
 pub mod publish_ack;
@@ -36,7 +37,7 @@ use crate::frame::{DecodeError, FrameHeader, HEADER_LEN};
 use crate::id::RequestId;
 
 pub use auth::{Auth, AuthOk};
-pub use binary::Form;
+pub use binary::{Form, PageRecord, encode_page, encode_value};
 pub use cache::{
     CacheCondition, CacheConditionResult, CacheDelete, CacheDeleteIf, CacheEvent, CacheGet, CacheOk,
     CachePut, CachePutIf, CacheValue, CacheWatch, CacheWatchLagged, CacheWatchStarted,
@@ -49,6 +50,7 @@ pub use group::{
     GroupPoll, GroupPosition, GroupRecord, GroupRecords, GroupRequest, GroupSeek,
 };
 pub use inspect::{ShardInspect, ShardInspectInfo, SubscriptionsList, SubscriptionsListInfo};
+pub use key_request::{KeyRequest, KeyWhat};
 pub use lease::{
     GroupHeartbeat, GroupJoin, GroupLeases, GroupLeave, GroupMemberList, GroupMembers, LeaseView, MemberView,
     ShardLease,

@@ -1,4 +1,4 @@
-//! From a verified head and its tail to a message. Scope: functions of `binary`.
+//! From a verified head and its tail to a message, but for requests about keys (`key_request`). Scope: functions of `binary`.
 //! Invariants: texts borrow from the head, values and payloads are slices of the tail; every byte of the tail belongs to one.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
@@ -8,11 +8,8 @@ use bytes::Bytes;
 
 use super::fb;
 use crate::client::Message;
-use crate::client::cache::{
-    CacheCondition, CacheConditionResult, CacheDelete, CacheDeleteIf, CacheGet, CacheOk, CachePut,
-    CachePutIf, CacheValue,
-};
-use crate::client::counter::{CounterAdd, CounterGet, CounterValue};
+use crate::client::cache::{CacheConditionResult, CacheOk, CacheValue};
+use crate::client::counter::CounterValue;
 use crate::client::group::{
     GroupDeadLetterList, GroupDeleted, GroupExtend, GroupExtended, GroupInfo, GroupNack, GroupOffset,
     GroupPoll, GroupPosition, GroupRecord, GroupRecords, GroupRequest, GroupSeek,
@@ -22,13 +19,14 @@ use crate::client::reply::{Error, NotLeader};
 use crate::client::subscribe::StartPosition;
 use crate::error_code::{ErrorCode, ErrorDetail, RetryClass};
 use crate::frame::DecodeError;
-use crate::id::{Generation, LeaseId, Offset, ProducerId, RequestId, Sequence, ShardIndex};
+use crate::id::{Generation, LeaseId, Offset, RequestId, Sequence, ShardIndex};
 
 type Decoded<'a> = Result<Message<'a>, DecodeError>;
 
 const UNKNOWN_BODY: DecodeError = DecodeError::Malformed("the head is of an unknown kind");
 const UNKNOWN_CHOICE: DecodeError = DecodeError::Malformed("the head holds an unknown choice");
-const STRAY_TAIL: DecodeError = DecodeError::Malformed("bytes behind a head that says nothing of them");
+pub(super) const STRAY_TAIL: DecodeError =
+    DecodeError::Malformed("bytes behind a head that says nothing of them");
 
 /// The message of a head and its tail.
 ///
@@ -36,19 +34,11 @@ const STRAY_TAIL: DecodeError = DecodeError::Malformed("bytes behind a head that
 /// `Malformed`, see [`Message::decode_binary`].
 pub(super) fn message<'a>(head: &fb::Head<'a>, tail: Bytes) -> Decoded<'a> {
     use fb::Body;
-    let has_tail =
-        matches!(head.body_type(), Body::CachePut | Body::CachePutIf | Body::CacheValue | Body::GroupRecords);
+    let has_tail = matches!(head.body_type(), Body::CacheValue | Body::GroupRecords);
     if !has_tail && !tail.is_empty() {
         return Err(STRAY_TAIL);
     }
     match head.body_type() {
-        Body::CachePut
-        | Body::CacheGet
-        | Body::CacheDelete
-        | Body::CachePutIf
-        | Body::CacheDeleteIf
-        | Body::CounterAdd
-        | Body::CounterGet => cache_request(head, tail),
         Body::GroupPoll
         | Body::GroupSettle
         | Body::GroupNack
@@ -66,51 +56,6 @@ pub(super) fn message<'a>(head: &fb::Head<'a>, tail: Bytes) -> Decoded<'a> {
         Body::NotLeader | Body::Error => refusal(head),
         _ => Err(UNKNOWN_BODY),
     }
-}
-
-/// A message whose members are those of `$of` with the names of a key.
-macro_rules! keyed {
-    ($body:ident => $message:ident { $($members:tt)* }) => {{
-        let key = $body.key();
-        Message::$message($message {
-            tenant_id: Cow::Borrowed(key.tenant()),
-            namespace: Cow::Borrowed(key.namespace()),
-            cache: Cow::Borrowed(key.cache()),
-            key: Cow::Borrowed(key.key()),
-            $($members)*
-        })
-    }};
-}
-
-fn cache_request<'a>(head: &fb::Head<'a>, value: Bytes) -> Decoded<'a> {
-    let request_id = RequestId(head.request_id());
-    let named = Some(request_id);
-    if let Some(m) = head.body_as_cache_put() {
-        return Ok(keyed!(m => CachePut { value, request_id: named, ttl_ms: m.ttl_ms() }));
-    }
-    if let Some(m) = head.body_as_cache_get() {
-        return Ok(keyed!(m => CacheGet { request_id: named }));
-    }
-    if let Some(m) = head.body_as_cache_delete() {
-        return Ok(keyed!(m => CacheDelete { request_id: named }));
-    }
-    if let Some(m) = head.body_as_cache_put_if() {
-        let condition = m.version().map_or(CacheCondition::Absent, CacheCondition::Version);
-        return Ok(keyed!(m => CachePutIf { value, ttl_ms: m.ttl_ms(), condition, request_id }));
-    }
-    if let Some(m) = head.body_as_cache_delete_if() {
-        return Ok(keyed!(m => CacheDeleteIf { version: m.version(), request_id }));
-    }
-    if let Some(m) = head.body_as_counter_get() {
-        return Ok(keyed!(m => CounterGet { request_id }));
-    }
-    let m = head.body_as_counter_add().ok_or(UNKNOWN_BODY)?;
-    Ok(keyed!(m => CounterAdd {
-        delta: m.delta(),
-        request_id,
-        producer_id: m.producer_id().map(ProducerId),
-        sequence: m.sequence().map(Sequence),
-    }))
 }
 
 /// A message whose members are those of `$body` with the names of a group.

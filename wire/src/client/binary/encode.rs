@@ -31,10 +31,7 @@ pub(super) fn head<'m>(message: &'m Message<'_>, b: &mut Fbb<'_>) -> Option<Tail
         Message::Error(error) => refusal(error, b)?,
         other => cache_request(other, b).or_else(|| group_request(other, b)).or_else(|| answer(other, b))?,
     };
-    let (body_type, body, request_id) = body;
-    let args = fb::HeadArgs { request_id: request_id.0, body_type, body: Some(body) };
-    let head = fb::Head::create(b, &args);
-    fb::finish_head_buffer(b, head);
+    finish(body, b);
     Some(match message {
         Message::CachePut(m) => Tail::Value(&m.value),
         Message::CachePutIf(m) => Tail::Value(&m.value),
@@ -42,6 +39,12 @@ pub(super) fn head<'m>(message: &'m Message<'_>, b: &mut Fbb<'_>) -> Option<Tail
         Message::GroupRecords(m) => Tail::Payloads(&m.records),
         _ => Tail::Nothing,
     })
+}
+
+fn finish((body_type, body, request_id): Body, b: &mut Fbb<'_>) {
+    let args = fb::HeadArgs { request_id: request_id.0, body_type, body: Some(body) };
+    let head = fb::Head::create(b, &args);
+    fb::finish_head_buffer(b, head);
 }
 
 /// Puts the table `$table` with the members that follow.
@@ -238,8 +241,26 @@ fn records(page: &GroupRecords<'_>, b: &mut Fbb<'_>) -> Option<Body> {
         let (skipped, micros) = (skipped_before.unwrap_or(0), timestamp_micros.unwrap_or(0));
         fb::Record::new(offset.0, skipped, micros, payload.len() as u32, *attempts)
     };
-    let records = Some(b.create_vector_from_iter(page.records.iter().map(entry)));
-    Some(body!(b, page.request_id, GroupRecords, GroupRecordsArgs { records, timestamps }))
+    Some(page_body((page.request_id, timestamps), page.records.iter().map(entry), b))
+}
+
+fn page_body(
+    (request_id, timestamps): (RequestId, bool),
+    records: impl ExactSizeIterator<Item = fb::Record> + DoubleEndedIterator,
+    b: &mut Fbb<'_>,
+) -> Body {
+    let records = Some(b.create_vector_from_iter(records));
+    body!(b, request_id, GroupRecords, GroupRecordsArgs { records, timestamps })
+}
+
+/// Builds and finishes the head of a page.
+pub(super) fn page_head(
+    of: (RequestId, bool),
+    records: impl ExactSizeIterator<Item = fb::Record> + DoubleEndedIterator,
+    b: &mut Fbb<'_>,
+) {
+    let body = page_body(of, records, b);
+    finish(body, b);
 }
 
 fn number_refused(refused: &PublishRefused<'_>, b: &mut Fbb<'_>) -> Body {
