@@ -25,6 +25,7 @@ mod spill;
 mod stop;
 mod tend;
 mod waits;
+mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU32;

@@ -279,7 +279,7 @@ impl Log {
     /// Takes no more writes. What was submitted may still settle; what was not is dropped.
     pub fn stop(&mut self, reason: StopReason) {
         self.stop.get_or_insert(reason);
-        let dropped: usize = self.pending.iter().map(|pending| pending.batch.bytes().len()).sum();
+        let dropped: usize = self.pending.iter().map(|pending| pending.batch.len()).sum();
         self.pending.clear();
         self.memory_bytes -= dropped;
         for segment in &mut self.open {

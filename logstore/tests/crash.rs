@@ -272,6 +272,26 @@ impl Run {
         self.world.engine.append(log, claim, meta, records).expect("the log is there");
     }
 
+    /// One record, which may join the batch before it.
+    fn write(&mut self, key: ShardKey, log: LogId) {
+        let len = if self.rng.below(20) == 0 { self.rng.below(20_000) } else { self.rng.below(300) };
+        let payload = Bytes::from(payload(&mut self.rng, len as usize));
+        let position = self.world.disk.position();
+        let next = self.world.engine.log(log).map_or(0, |log| log.claimed_end().0);
+        let meta = felix_logstore::log::AppendMeta {
+            generation: felix_wire::id::Generation(1),
+            timestamp_ms: next,
+            producer: None,
+        };
+        let Ok(base) = self.world.engine.write(log, meta, &payload) else {
+            self.world.turn();
+            return;
+        };
+        let base = base.0;
+        assert_eq!(base, next, "records are put at the end");
+        self.promises.facts.push((position, key, Fact::Appended { base, payloads: vec![payload] }));
+    }
+
     fn act(&mut self) {
         let pick = self.rng.below(self.live.len().max(1) as u64) as usize;
         let Some((key, log)) = self.live.get(pick).copied() else { return self.create() };
@@ -309,6 +329,11 @@ impl Run {
             10..=12 => self.switch(key, log),
             13..=14 => self.look(key, log),
             15..=60 => self.world.step(),
+            61..=100 => {
+                for _ in 0..=self.rng.below(40) {
+                    self.write(key, log);
+                }
+            }
             _ => {
                 for _ in 0..=self.rng.below(3) {
                     self.publish(key, log);

@@ -6,10 +6,11 @@ use std::num::NonZeroU32;
 
 use felix_logstore::engine::{EngineConfig, Event};
 use felix_logstore::id::Fsync;
-use felix_logstore::log::ClaimError;
-use felix_logstore::record::BatchKind;
+use felix_logstore::limits::GROWN_BYTES_MAX;
+use felix_logstore::log::{AppendMeta, ClaimError};
+use felix_logstore::record::{Batch, BatchKind};
 use felix_runtime::sim::SimRng;
-use felix_wire::id::Offset;
+use felix_wire::id::{Generation, Offset, ProducerId, Sequence};
 use support::*;
 
 #[test]
@@ -254,6 +255,60 @@ fn small_pieces_of_many_logs_share_one_write_and_large_ones_go_straight_to_their
     world.publish(logs[5], &[vec![2; 5_000]]);
     world.settle(logs[5]);
     assert_eq!(counts.get(), (0, 1), "a lone log with a whole block goes straight");
+}
+
+#[test]
+fn records_that_are_written_one_by_one_share_batches_until_they_are_submitted() {
+    let mut world = World::empty(11);
+    let mut rng = SimRng::new(11);
+    let log = world.create(key(1, 1), Fsync::OnCommit);
+    let mut model = Vec::new();
+    let mut write = |world: &mut World, len: usize, generation: u64, producer: Option<u64>| {
+        let bytes = payload(&mut rng, len);
+        let meta = AppendMeta {
+            generation: Generation(generation),
+            timestamp_ms: 1_000 + model.len() as u64,
+            producer: producer.map(|of| (ProducerId(of), Sequence(0))),
+        };
+        while world.engine.write(log, meta, &bytes) == Err(ClaimError::NoRoom) {
+            world.step();
+        }
+        model.push(bytes);
+        assert_eq!(world.engine.log(log).expect("there").claimed_end(), Offset(model.len() as u64));
+    };
+    for _ in 0..10 {
+        write(&mut world, 300, 1, None);
+    }
+    // Of another generation, of a producer, behind one of a producer, and what is too large to share.
+    write(&mut world, 300, 2, None);
+    write(&mut world, 300, 2, Some(7));
+    write(&mut world, 300, 2, None);
+    write(&mut world, 0, 2, None);
+    write(&mut world, 20_000, 2, None);
+    write(&mut world, 10, 2, None);
+    world.settle(log);
+    // In a later turn, and more than one batch takes.
+    for _ in 0..100 {
+        write(&mut world, 300, 2, None);
+    }
+    world.engine.roll(log);
+    write(&mut world, 300, 2, None);
+    world.settle(log);
+    let mut batches = Vec::new();
+    while let Some(from) = Some(batches.last().map_or(Offset(0), |b: &Batch| b.head().end()))
+        && from < Offset(model.len() as u64)
+    {
+        batches.extend(world.read(log, from, 1 << 20).expect("readable"));
+    }
+    let counts: Vec<u32> = batches.iter().map(|batch| batch.head().count).collect();
+    assert_eq!(counts[..6], [10, 1, 1, 2, 1, 1], "{counts:?}");
+    assert_eq!(counts[6..], [52, 26, 22, 1], "16 KiB each at most, and none over segments or a roll");
+    assert!(batches.iter().all(|batch| batch.head().count == 1 || batch.bytes().len() <= GROWN_BYTES_MAX));
+    let read: Vec<(Vec<u8>, u64)> =
+        batches.iter().flat_map(Batch::records).map(|r| (r.payload.to_vec(), r.timestamp_ms)).collect();
+    let wanted: Vec<(Vec<u8>, u64)> = model.into_iter().zip(1_000..).collect();
+    assert!(read == wanted, "every record with its time");
+    assert_eq!(world.engine.log(log).expect("there").memory_bytes(), world.engine.memory_bytes());
 }
 
 #[test]

@@ -7,11 +7,11 @@ use std::num::NonZeroU32;
 
 use felix_wire::id::{Generation, Offset, ProducerId, Sequence};
 
-use super::pieces::Pending;
+use super::pieces::{Pending, Waiting};
 use super::{Log, StopReason};
 use crate::checksum::Epoch;
 use crate::id::SegmentSeq;
-use crate::limits::{BATCH_BYTES_MAX, BATCH_RECORDS_MAX};
+use crate::limits::{BATCH_BYTES_MAX, BATCH_RECORDS_MAX, GROWN_BYTES_MAX};
 use crate::record::{Batch, BatchHead, BatchKind, Encoder, encoded_len};
 
 /// Offsets taken from the log and not yet appended. Not Clone: one claim, one append.
@@ -130,16 +130,7 @@ impl Log {
         records: impl Iterator<Item = (u64, &'a [u8])>,
     ) -> Batch {
         assert_eq!(claim.base, self.appended, "claims are appended in order");
-        let head = BatchHead {
-            kind: claim.kind,
-            base: claim.base,
-            count: claim.count.get(),
-            generation: meta.generation,
-            lineage: self.lineage,
-            durable_end: self.durable.end,
-            timestamp_ms: meta.timestamp_ms,
-            producer: meta.producer,
-        };
+        let head = self.head_of(&claim, meta);
         let mut encoder = Encoder::new(head, claim.epoch, claim.payload_bytes);
         let mut newest_ms = meta.timestamp_ms;
         for (timestamp_ms, payload) in records {
@@ -153,9 +144,73 @@ impl Log {
             // Claimed before the log stopped: it will never settle.
             return batch;
         }
+        self.queue(&claim, Waiting::Whole(batch.clone()), newest_ms);
+        batch
+    }
+
+    /// Makes the batch of a claim from one record, to which [`Log::grow`] adds more until it is submitted.
+    ///
+    /// # Panics
+    /// When claims are not appended in their order, or the record is not the one that was claimed.
+    pub fn append_growing(&mut self, claim: Claim, meta: AppendMeta, payload: &[u8]) {
+        assert_eq!(claim.base, self.appended, "claims are appended in order");
+        let head = self.head_of(&claim, meta);
+        let encoder = Encoder::growing(head, claim.epoch, (meta.timestamp_ms, payload));
+        assert_eq!((claim.count.get(), encoder.encoded_len()), (1, claim.len), "a batch has what it claimed");
+        self.appended = head.end();
+        if self.stop.is_none() {
+            self.queue(&claim, Waiting::Grows(encoder), meta.timestamp_ms);
+        }
+    }
+
+    /// Puts a record at the end of the batch that was appended last, when that grows still, is of the same generation and has
+    /// room for it. Gives its offset; none when it needs a claim of its own.
+    pub fn grow(&mut self, meta: AppendMeta, payload: &[u8]) -> Option<Offset> {
+        let growth = self.growth(meta, payload.len())?;
+        let segment = self.open.iter_mut().find(|open| !open.full)?;
+        let last = self.pending.back_mut()?;
+        let Waiting::Grows(encoder) = &mut last.batch else { return None };
+        encoder.grow(meta.timestamp_ms, payload);
+        last.newest_ms = last.newest_ms.max(meta.timestamp_ms);
+        segment.pending_bytes += growth as u64;
+        self.memory_bytes += growth;
+        let at = self.claimed;
+        self.claimed = encoder.head().end();
+        self.appended = self.claimed;
+        Some(at)
+    }
+
+    /// Bytes that the batch appended last gets longer by with a record of `payload_bytes`; none when it cannot have it.
+    #[must_use]
+    pub fn growth(&self, meta: AppendMeta, payload_bytes: usize) -> Option<usize> {
+        let last = self.pending.back().filter(|_| self.claimed == self.appended)?;
+        let Waiting::Grows(encoder) = &last.batch else { return None };
+        let head = encoder.head();
+        let (len, grown) = (encoder.encoded_len(), encoder.grown_len(payload_bytes));
+        let fits = grown <= GROWN_BYTES_MAX && head.count < BATCH_RECORDS_MAX && self.claimed.0 < u64::MAX;
+        let segment = self.open.iter().find(|open| !open.full)?;
+        let same = segment.seq == last.segment
+            && head.generation == meta.generation
+            && head.producer.or(meta.producer).is_none();
+        (fits && same && segment.fits(grown - len)).then_some(grown - len)
+    }
+
+    fn head_of(&self, claim: &Claim, meta: AppendMeta) -> BatchHead {
+        BatchHead {
+            kind: claim.kind,
+            base: claim.base,
+            count: claim.count.get(),
+            generation: meta.generation,
+            lineage: self.lineage,
+            durable_end: self.durable.end,
+            timestamp_ms: meta.timestamp_ms,
+            producer: meta.producer,
+        }
+    }
+
+    fn queue(&mut self, claim: &Claim, batch: Waiting, newest_ms: u64) {
         self.unstamped += 1;
         self.memory_bytes += claim.len;
-        self.pending.push_back(Pending { batch: batch.clone(), segment: claim.segment, newest_ms });
-        batch
+        self.pending.push_back(Pending { batch, segment: claim.segment, newest_ms });
     }
 }

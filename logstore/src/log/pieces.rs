@@ -14,14 +14,47 @@ use super::{HeadState, Log, Point, StopReason};
 use crate::checksum::Epoch;
 use crate::id::{Fsync, Lineage, Place, SegmentSeq};
 use crate::limits::BLOCK;
-use crate::record::Batch;
+use crate::record::{Batch, Encoder};
 
 /// A batch that waits to be submitted.
 #[derive(Debug)]
 pub(super) struct Pending {
-    pub batch: Batch,
+    pub batch: Waiting,
     pub segment: SegmentSeq,
     pub newest_ms: u64,
+}
+
+/// The bytes of a batch that waits.
+#[derive(Debug)]
+pub(super) enum Waiting {
+    Whole(Batch),
+    /// More records may come until it is submitted.
+    Grows(Encoder),
+}
+
+impl Waiting {
+    /// Its bytes as it stands.
+    pub fn len(&self) -> usize {
+        match self {
+            Waiting::Whole(batch) => batch.bytes().len(),
+            Waiting::Grows(encoder) => encoder.encoded_len(),
+        }
+    }
+
+    /// One past its last offset as it stands.
+    fn end(&self) -> Offset {
+        match self {
+            Waiting::Whole(batch) => batch.head().end(),
+            Waiting::Grows(encoder) => encoder.head().end(),
+        }
+    }
+
+    fn finish(self) -> Batch {
+        match self {
+            Waiting::Whole(batch) => batch,
+            Waiting::Grows(encoder) => encoder.finish(),
+        }
+    }
 }
 
 /// Names a piece of one log.
@@ -98,7 +131,7 @@ impl Log {
             return 0;
         };
         let blocked = self.config.policy != Fsync::OnCommit
-            && self.pending.front().is_some_and(|first| first.batch.head().end() > self.ceiling);
+            && self.pending.front().is_some_and(|first| first.batch.end() > self.ceiling);
         if self.stop.is_some() || blocked { 0 } else { front.pending_bytes as usize }
     }
 
@@ -121,8 +154,8 @@ impl Log {
         let ceiling = (self.config.policy != Fsync::OnCommit).then_some(self.ceiling);
         let (mut len, mut count) = (0, 0);
         for pending in self.pending.iter().take_while(|pending| pending.segment == front.seq) {
-            let bytes = pending.batch.bytes().len();
-            let over = ceiling.is_some_and(|ceiling| pending.batch.head().end() > ceiling);
+            let bytes = pending.batch.len();
+            let over = ceiling.is_some_and(|ceiling| pending.batch.end() > ceiling);
             if over || (count > 0 && len + bytes > max) {
                 break;
             }
@@ -148,10 +181,11 @@ impl Log {
         let mut batches = Vec::with_capacity(count);
         let mut byte = place.byte;
         for pending in self.pending.drain(..count) {
-            front.index.note(pending.batch.head().base, byte);
-            byte += pending.batch.bytes().len() as u64;
+            let batch = pending.batch.finish();
+            front.index.note(batch.head().base, byte);
+            byte += batch.bytes().len() as u64;
             front.newest_ms = front.newest_ms.max(pending.newest_ms);
-            batches.push(pending.batch);
+            batches.push(batch);
         }
         front.pending_bytes -= len as u64;
         front.pending_batches -= count as u64;

@@ -53,7 +53,7 @@ pub struct OpenSegment {
 
 impl OpenSegment {
     /// Bytes that everything pending and one more batch of `len` may need, with the padding before each piece.
-    fn fits(&self, len: usize) -> bool {
+    pub(super) fn fits(&self, len: usize) -> bool {
         let bytes = self.pending_bytes + len as u64;
         let pieces = (2 * bytes / PIECE_BYTES_MAX as u64 + 1).min(self.pending_batches + 1);
         self.at + bytes + (pieces + 1) * BLOCK <= self.size_bytes

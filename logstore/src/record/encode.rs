@@ -1,10 +1,13 @@
-//! Writing a batch. Scope: one [`Encoder`] per batch.
+//! Writing a batch. Scope: one [`Encoder`] per batch, of so many records as its head says or of ever more.
 //! Invariants: each payload byte is read once for its checksum and copied once, right after, while it is in the cache.
 //! Not here: reading it back (`decode`).
 
 use bytes::Bytes;
 
-use super::{BATCH_HEAD_BYTES, BATCH_MAGIC, BATCH_VERSION, Batch, BatchHead, CHECKSUM_AT, encoded_len, flag};
+use super::{
+    BATCH_HEAD_BYTES, BATCH_MAGIC, BATCH_VERSION, Batch, BatchHead, CHECKSUM_AT, RECORD_HEAD_BYTES,
+    encoded_len, flag,
+};
 use crate::checksum::{Epoch, extend};
 use crate::field::{Writer, patch_u32};
 use crate::limits::{BATCH_ALIGN, BATCH_BYTES_MAX, BATCH_RECORDS_MAX};
@@ -14,6 +17,7 @@ use crate::record::BatchKind;
 const PASS_BYTES: usize = 16 << 10;
 
 /// A batch that is being written.
+#[derive(Debug)]
 pub struct Encoder {
     head: BatchHead,
     epoch: Epoch,
@@ -49,6 +53,41 @@ impl Encoder {
         }
     }
 
+    /// Begins a batch with one record, to which [`Encoder::grow`] adds more.
+    ///
+    /// # Panics
+    /// As [`Encoder::new`] and [`Encoder::finish`].
+    #[must_use]
+    pub fn growing(head: BatchHead, epoch: Epoch, (timestamp_ms, payload): (u64, &[u8])) -> Encoder {
+        let mut encoder = Encoder::new(BatchHead { count: 1, ..head }, epoch, payload.len());
+        encoder.push(timestamp_ms, payload);
+        encoder
+    }
+
+    /// Adds a record behind those its head speaks of, on the next offset. It must be known that there is room for it.
+    pub fn grow(&mut self, timestamp_ms: u64, payload: &[u8]) {
+        self.head.count += 1;
+        self.push(timestamp_ms, payload);
+    }
+
+    /// What it says of itself so far.
+    #[must_use]
+    pub fn head(&self) -> &BatchHead {
+        &self.head
+    }
+
+    /// Bytes of the batch as it stands.
+    #[must_use]
+    pub fn encoded_len(&self) -> usize {
+        self.out.len().next_multiple_of(BATCH_ALIGN)
+    }
+
+    /// Bytes of the batch with one more record of `payload_bytes`.
+    #[must_use]
+    pub fn grown_len(&self, payload_bytes: usize) -> usize {
+        (self.out.len() + RECORD_HEAD_BYTES + payload_bytes).next_multiple_of(BATCH_ALIGN)
+    }
+
     /// Adds a record. Its time is kept as a difference of at most 24 days to the batch's.
     pub fn push(&mut self, timestamp_ms: u64, payload: &[u8]) {
         let delta = i128::from(timestamp_ms) - i128::from(self.head.timestamp_ms);
@@ -80,6 +119,8 @@ impl Encoder {
         let checksum = extend(extend(self.seed, &head), &self.record_checksums);
         self.out[..BATCH_HEAD_BYTES].copy_from_slice(&head);
         patch_u32(&mut self.out, CHECKSUM_AT, checksum);
+        // One that grew has more room than it needs, and memory is counted by bytes.
+        self.out.shrink_to_fit();
         Batch { head: self.head, bytes: Bytes::from(self.out), checksum }
     }
 }
