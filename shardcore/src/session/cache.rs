@@ -6,26 +6,30 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
+use felix_runtime::quic::StreamId;
 use felix_wire::client::{
     CacheCondition, CacheConditionResult, CacheOk, CacheShards, CacheShardsView, CacheValue, CounterValue,
-    Form, Message, PublishRefused,
+    Form, KeyRequest, KeyWhat, Message, PublishRefused, encode_value,
 };
 use felix_wire::control::Action as Right;
 use felix_wire::features::Features;
+use felix_wire::flags::Flags;
+use felix_wire::frame::{HEADER_LEN, whole_frame};
 use felix_wire::id::{Offset, RequestId};
 
 use super::group::{RecordTold, group_answer, write_polled};
 use super::lease::lease_answer;
 use super::log::{LogAnswer, write_log_answer, write_log_refusal};
 use super::refusal::Refusal;
-use super::stream::Stream;
-use super::{Action, AskAction, Cx, write_error};
-use crate::access::Principal;
+use super::stream::{CacheMemo, Phase, Stream};
+use super::{Action, AskAction, Cx, Session, take_whole, write_error};
+use crate::access::{Granted, Principal};
 use crate::projection::cache::Condition;
-use crate::route::{Placing, place};
+use crate::route::{Place, Placing, RouteError, place};
 use crate::shard::ask::{Ask, Reply};
-use crate::snapshot::StreamName;
+use crate::snapshot::{StreamName, StreamRoute};
+use crate::turn::counters::Counter;
 
 /// Values below this are copied out of the frame they came in: it may be a slice of a 64 KiB receive buffer.
 const COPY_BELOW_BYTES: usize = 32 << 10;
@@ -72,14 +76,6 @@ impl Answering {
     }
 }
 
-/// A request as it was read.
-struct Wanted<'m> {
-    right: Right,
-    /// Tenant, namespace, cache and key.
-    name: (&'m str, &'m str, &'m str),
-    key: &'m str,
-}
-
 /// How the client reads an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Wording {
@@ -97,105 +93,164 @@ struct Reads {
 }
 
 /// Hands a request about a cache or counter on, or refuses it. Gives back what is none.
-pub(super) fn cache_request<'m>(
+pub(super) fn cache_request(
     stream: &mut Stream,
-    principal: &Principal,
-    message: &Message<'m>,
+    principal: &Arc<Principal>,
+    message: &Message<'_>,
     cx: &mut Cx<'_>,
 ) -> bool {
-    let (right, name, key) = match message {
-        Message::CacheGet(m) => (Right::CacheRead, (&m.tenant_id, &m.namespace, &m.cache), &m.key),
-        Message::CachePut(m) => (Right::CacheWrite, (&m.tenant_id, &m.namespace, &m.cache), &m.key),
-        Message::CacheDelete(m) => (Right::CacheWrite, (&m.tenant_id, &m.namespace, &m.cache), &m.key),
-        Message::CachePutIf(m) => (Right::CacheWrite, (&m.tenant_id, &m.namespace, &m.cache), &m.key),
-        Message::CacheDeleteIf(m) => (Right::CacheWrite, (&m.tenant_id, &m.namespace, &m.cache), &m.key),
-        Message::CounterAdd(m) => (Right::CacheWrite, (&m.tenant_id, &m.namespace, &m.cache), &m.key),
-        Message::CounterGet(m) => (Right::CacheRead, (&m.tenant_id, &m.namespace, &m.cache), &m.key),
-        _ => return false,
-    };
+    let Some((request, value)) = KeyRequest::of(message) else { return false };
     if stream.can_answer() {
-        let wanted = Wanted { right, name: (name.0, name.1, name.2), key };
-        if let Err(refusal) = hand_on(stream, principal, message, &wanted, cx) {
+        let value = value.map_or_else(Bytes::new, |value| kept(value, stream.asked.form));
+        if let Err(refusal) = hand_on(stream, principal, (&request, value), cx) {
             write_error(stream, &refusal);
         }
     }
     true
 }
 
+impl Session {
+    /// Takes the requests in our form that lie whole in the next piece of the stream and are about the cache that was asked
+    /// about last, with the same rights: in place, without looking anything up. False when there is none, or when what comes
+    /// next has to be decided in the general way, which would decide these the same.
+    pub(super) fn ask_again(&mut self, id: StreamId, cx: &mut Cx<'_>) -> bool {
+        let Some(stream) = self.streams.get_mut(&id) else { return false };
+        let Phase::Open { identity } = stream.phase else { return false };
+        let Some(identity) = self.identities.get(identity).filter(|identity| !identity.expired) else {
+            return false;
+        };
+        let able = stream.can_answer() && stream.reader.knows(Flags::BINARY_MESSAGE);
+        let holds = |memo: &mut CacheMemo| able && memo.holds(&identity.principal, cx.routes.version);
+        let Some(memo) = stream.cache_memo.take_if(holds) else { return false };
+        stream.asked.form = Form::Binary;
+        let limits = cx.limits;
+        let take = |stream: &mut Stream, piece: &mut Bytes| take_again(stream, &memo, piece, cx);
+        let taken = take_whole(stream, &mut self.partial_bytes, limits, take);
+        stream.cache_memo = Some(memo);
+        if taken == 0 {
+            return false;
+        }
+        stream.frame_since = None;
+        if self.partial_owner == Some(id) {
+            self.partial_owner = None;
+        }
+        cx.counters.add(Counter::FramesIn, taken as u64);
+        true
+    }
+}
+
+/// Takes one request that lies whole at the beginning of `piece` and is about the cache of the memo. False when there is none.
+fn take_again(stream: &mut Stream, memo: &CacheMemo, piece: &mut Bytes, cx: &mut Cx<'_>) -> bool {
+    let Some((flags, payload)) = whole_frame(piece, COPY_BELOW_BYTES) else { return false };
+    if Flags(flags) != Flags::BINARY_MESSAGE {
+        return false;
+    }
+    let Some(Ok(request)) = KeyRequest::read(payload) else { return false };
+    let granted = memo.granted(&request).filter(|_| memo.is_named(&request));
+    let Some(Ok(place)) = granted.map(|granted| placed(granted, &memo.route, &request)) else { return false };
+    let value = Bytes::copy_from_slice(request.value);
+    if ask(stream, (&request, value), (place, &memo.route), cx).is_err() {
+        return false;
+    }
+    piece.advance(HEADER_LEN + payload.len());
+    true
+}
+
 fn hand_on(
     stream: &mut Stream,
-    principal: &Principal,
-    message: &Message<'_>,
-    wanted: &Wanted<'_>,
+    principal: &Arc<Principal>,
+    (request, value): (&KeyRequest<'_>, Bytes),
     cx: &mut Cx<'_>,
 ) -> Result<(), Refusal> {
-    let Wanted { right, name, key } = *wanted;
-    let granted = principal.cache_key(right, name, key.as_bytes(), ()).map_err(|_| Refusal::forbidden())?;
+    let name = (request.tenant, request.namespace, request.cache);
+    let right = if request.what.is_read() { Right::CacheRead } else { Right::CacheWrite };
+    let key = request.key.as_bytes();
+    let granted = principal.cache_key(right, name, key, ()).map_err(|_| Refusal::forbidden())?;
     let route = cx.routes.cache(name, cx.scratch).ok_or_else(|| Refusal::no_cache(cx.routes))?;
-    let placed = place(route, Placing::Key { key: Some(key.as_bytes()), declared: None })
-        .map_err(|error| Refusal::from_route(&error))?;
+    let is_known = |memo: &CacheMemo| memo.holds(principal, cx.routes.version) && memo.is_named(request);
+    if !stream.cache_memo.as_ref().is_some_and(is_known) {
+        let every_key = |right| principal.cache_prefix(right, name, b"", ()).ok();
+        stream.cache_memo = Some(CacheMemo {
+            routes_version: cx.routes.version,
+            principal: Arc::clone(principal),
+            route: Arc::clone(route),
+            reads: every_key(Right::CacheRead),
+            writes: every_key(Right::CacheWrite),
+        });
+    }
+    let place = placed(granted, route, request).map_err(|error| Refusal::from_route(&error))?;
+    ask(stream, (request, value), (place, route), cx)
+}
+
+/// Where a granted request goes.
+fn placed<'r>(
+    granted: Granted<()>,
+    route: &'r StreamRoute,
+    request: &KeyRequest<'_>,
+) -> Result<Granted<Place>, RouteError<'r>> {
+    let by = Placing::Key { key: Some(request.key.as_bytes()), declared: None };
+    place(route, by).map(|place| granted.map(|()| place))
+}
+
+/// Asks the shard.
+fn ask(
+    stream: &mut Stream,
+    (request, value): (&KeyRequest<'_>, Bytes),
+    (place, route): (Granted<Place>, &StreamRoute),
+    cx: &mut Cx<'_>,
+) -> Result<(), Refusal> {
     let reads = Reads {
         form: stream.asked.form,
         versions: stream.features.contains(Features::CACHE_CONDITIONAL),
         reused: stream.features.contains(Features::SEQUENCE_REUSED),
     };
-    let names = || (reads.form == Form::Json).then(|| Arc::new((route.name.clone(), Box::from(key))));
-    let (ask, answering) = understood(message, Bytes::copy_from_slice(key.as_bytes()), names, reads)?;
+    let (ask, answering) = understood(request, value, route, reads)?;
     let slot = stream.asked.open();
-    let place = granted.map(|()| placed);
     cx.actions.push(Action::Ask(Box::new(AskAction { stream: stream.id, place, slot, ask, answering })));
     Ok(())
 }
 
 /// What is asked of the shard, and how it is answered.
 fn understood(
-    message: &Message<'_>,
-    key: Bytes,
-    names: impl Fn() -> Option<Arc<(StreamName, Box<str>)>>,
+    request: &KeyRequest<'_>,
+    value: Bytes,
+    route: &StreamRoute,
     reads: Reads,
 ) -> Result<(Ask, Answering), Refusal> {
-    Ok(match message {
-        Message::CacheGet(m) => {
-            let answering =
-                Answering::Value { names: names(), request_id: m.request_id, version: reads.versions };
-            (Ask::CacheGet { key }, answering)
+    let key = Bytes::copy_from_slice(request.key.as_bytes());
+    let names = || (reads.form == Form::Json).then(|| Arc::new((route.name.clone(), Box::from(request.key))));
+    let named = || request.request_id.ok_or_else(|| Refusal::invalid("the request id is missing"));
+    let told = |version| Answering::Value { names: names(), request_id: request.request_id, version };
+    Ok(match request.what {
+        KeyWhat::Get => (Ask::CacheGet { key }, told(reads.versions)),
+        KeyWhat::Put { ttl_ms } => {
+            let condition = Condition::Always;
+            (Ask::CachePut { key, value, ttl_ms, condition }, Answering::Ok { request_id: named()? })
         }
-        Message::CachePut(m) => {
-            let request_id = m.request_id.ok_or_else(|| Refusal::invalid("the request id is missing"))?;
-            let (value, ttl_ms, condition) = (kept(&m.value, reads.form), m.ttl_ms, Condition::Always);
-            (Ask::CachePut { key, value, ttl_ms, condition }, Answering::Ok { request_id })
-        }
-        Message::CacheDelete(m) => {
-            let answering = Answering::Value { names: names(), request_id: m.request_id, version: false };
-            (Ask::CacheDelete { key, condition: Condition::Always }, answering)
-        }
-        Message::CachePutIf(m) => {
-            let condition = match m.condition {
+        KeyWhat::Delete => (Ask::CacheDelete { key, condition: Condition::Always }, told(false)),
+        KeyWhat::PutIf { ttl_ms, condition } => {
+            let condition = match condition {
                 CacheCondition::Absent => Condition::Absent,
                 CacheCondition::Version(version) => Condition::Version(Offset(version)),
             };
-            let value = kept(&m.value, reads.form);
-            let ask = Ask::CachePut { key, value, ttl_ms: m.ttl_ms, condition };
-            (ask, Answering::Condition { request_id: m.request_id })
+            (Ask::CachePut { key, value, ttl_ms, condition }, Answering::Condition { request_id: named()? })
         }
-        Message::CacheDeleteIf(m) => {
-            let condition = Condition::Version(Offset(m.version));
-            (Ask::CacheDelete { key, condition }, Answering::Condition { request_id: m.request_id })
+        KeyWhat::DeleteIf { version } => {
+            let condition = Condition::Version(Offset(version));
+            (Ask::CacheDelete { key, condition }, Answering::Condition { request_id: named()? })
         }
-        Message::CounterAdd(m) => {
-            let number = match (m.producer_id, m.sequence) {
+        KeyWhat::Add { delta, producer_id, sequence } => {
+            let number = match (producer_id, sequence) {
                 (Some(producer), Some(sequence)) => Some((producer, sequence)),
                 (None, None) => None,
                 _ => return Err(Refusal::invalid("a number is a producer and a sequence")),
             };
-            let answering = Answering::Sum { request_id: m.request_id, reads_reused: reads.reused };
-            (Ask::CounterAdd { key, delta: m.delta, number }, answering)
+            let answering = Answering::Sum { request_id: named()?, reads_reused: reads.reused };
+            (Ask::CounterAdd { key, delta, number }, answering)
         }
-        Message::CounterGet(m) => {
-            let answering = Answering::Sum { request_id: m.request_id, reads_reused: false };
-            (Ask::CounterGet { key }, answering)
+        KeyWhat::CounterGet => {
+            (Ask::CounterGet { key }, Answering::Sum { request_id: named()?, reads_reused: false })
         }
-        _ => return Err(Refusal::invalid("not a request about a cache")),
     })
 }
 
@@ -228,6 +283,13 @@ fn write_refusal(answering: &Answering, refusal: &Refusal, wording: Wording, out
 pub fn write_answer(answering: &Answering, reply: &Reply, wording: Wording, out: &mut BytesMut) {
     let message = match (answering, reply) {
         (_, Reply::Refused(why)) => return write_refusal(answering, &Refusal::of_ask(why), wording, out),
+        (
+            Answering::Value { names: None, request_id: Some(request_id), version: told },
+            Reply::Value { value, version },
+        ) if wording.form == Form::Binary => {
+            let version = version.filter(|_| *told).map(|version| version.0);
+            return encode_value((*request_id, version), value.as_deref(), out);
+        }
         (Answering::Value { names, request_id, version: told }, Reply::Value { value, version }) => {
             let [tenant_id, namespace, cache, key] = match names.as_deref() {
                 Some((name, key)) => [&*name.tenant, &*name.namespace, &*name.stream, &**key],

@@ -45,7 +45,7 @@ impl Session {
                 self.held_streams -= 1;
                 stream.restart_frame(cx.now);
             }
-            if self.publish_again(id, cx) {
+            if self.publish_again(id, cx) || self.ask_again(id, cx) {
                 continue;
             }
             let Some(stream) = self.streams.get_mut(&id) else { return false };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use felix_wire::client::{
     Form, GroupDeadLetterList, GroupDeleted, GroupExtended, GroupInfo, GroupOffset, GroupPosition,
-    GroupRecord, GroupRecords, Message, StartPosition,
+    GroupRecord, GroupRecords, Message, PageRecord, StartPosition, encode_page,
 };
 use felix_wire::control::Action as Right;
 use felix_wire::features::Features;
@@ -209,6 +209,11 @@ pub(super) fn write_polled(
     form: Form,
     out: &mut BytesMut,
 ) {
+    if form == Form::Binary {
+        let times = told.times && !records.is_empty();
+        let records = records.iter().map(|record| page_record(record, told));
+        return encode_page((request_id, times), records, out);
+    }
     let record = |record: &PolledRecord| GroupRecord {
         offset: record.handed.offset,
         payload: record.payload.clone(),
@@ -219,6 +224,16 @@ pub(super) fn write_polled(
     };
     let records = records.iter().map(record).collect();
     Message::GroupRecords(GroupRecords { records, request_id }).encode_frame_as(form, out);
+}
+
+fn page_record(record: &PolledRecord, told: RecordTold) -> PageRecord<'_> {
+    PageRecord {
+        offset: record.handed.offset,
+        attempts: record.handed.attempts,
+        skipped_before: if told.skipped { record.handed.skipped_before } else { 0 },
+        timestamp_micros: if told.times { record.timestamp_ms.saturating_mul(1_000) } else { 0 },
+        payload: &record.payload,
+    }
 }
 
 /// The answer of another request about a group, when there is one of that kind.

@@ -25,6 +25,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use felix_runtime::clock::Tick;
 use felix_runtime::quic::{ConnKey, Dir, Quic, ReadOutcome, StreamId, VarInt};
 use felix_wire::client::{Message, NotLeader, Records};
@@ -544,7 +545,7 @@ impl Session {
         }
     }
 
-    fn push_chunk(&mut self, id: StreamId, chunk: bytes::Bytes, now: Tick) {
+    fn push_chunk(&mut self, id: StreamId, chunk: Bytes, now: Tick) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let before = stream.reader.buffered_bytes();
         stream.begin_frame(now);
@@ -683,6 +684,24 @@ fn is_full(stream: &Stream, limits: &CoreLimits) -> bool {
         || stream.acks.unanswered() >= limits.publish_window as usize
         || stream.asked.len() >= limits.asks_per_stream as usize
         || stream.out_bytes() >= OUT_BYTES_MAX
+}
+
+/// Has `take` take whole frames off the piece of the stream that comes next, while it does and the stream may go on; what it
+/// takes counts as unfinished no more. Gives how many.
+fn take_whole(
+    stream: &mut Stream,
+    partial_bytes: &mut usize,
+    limits: &CoreLimits,
+    mut take: impl FnMut(&mut Stream, &mut Bytes) -> bool,
+) -> usize {
+    let Some(mut piece) = stream.reader.lend() else { return 0 };
+    let (held, mut taken) = (piece.len(), 0);
+    while !is_full(stream, limits) && take(stream, &mut piece) {
+        taken += 1;
+    }
+    *partial_bytes -= held - piece.len();
+    stream.reader.give_back(piece);
+    taken
 }
 
 /// Writes an `error` with as much as the client reads, in the form of the request that was read last, after the answers of the requests before it.

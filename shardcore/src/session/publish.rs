@@ -18,7 +18,7 @@ use felix_wire::limits::BATCH_RECORDS_MAX;
 use super::acks::{AckForm, Outcome};
 use super::refusal::Refusal;
 use super::stream::{Declared, Memo, Phase, Stream};
-use super::{Action, Cx, Publish, Session, is_full, write_error};
+use super::{Action, Cx, Publish, Session, take_whole, write_error};
 use crate::access::{Granted, Principal};
 use crate::route::{Place, Placing, RouteError, place};
 use crate::turn::counters::Counter;
@@ -121,14 +121,9 @@ impl Session {
             m.routes_version == cx.routes.version && Arc::ptr_eq(&m.principal, &identity.principal)
         };
         let Some(memo) = stream.memo.take_if(holds) else { return false };
-        let taken = stream.reader.lend().map_or(0, |mut piece| {
-            let held = piece.len();
-            let before = cx.actions.len();
-            while !is_full(stream, cx.limits) && take_again(stream, &memo, identity.tenant, &mut piece, cx) {}
-            self.partial_bytes -= held - piece.len();
-            stream.reader.give_back(piece);
-            cx.actions.len() - before
-        });
+        let (limits, tenant) = (cx.limits, identity.tenant);
+        let take = |stream: &mut Stream, piece: &mut Bytes| take_again(stream, &memo, tenant, piece, cx);
+        let taken = take_whole(stream, &mut self.partial_bytes, limits, take);
         stream.memo = Some(memo);
         if taken == 0 {
             return false;

@@ -4,11 +4,13 @@
 //! our half is finished once the client's is and everything is answered.
 //! Not here: what a frame means (`session`).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use felix_runtime::clock::Tick;
 use felix_runtime::quic::{ConnKey, Dir, Quic, StreamId, WriteState};
+use felix_wire::client::KeyRequest;
 use felix_wire::features::Features;
 use felix_wire::flags::Flags;
 use felix_wire::frame::FrameReader;
@@ -25,6 +27,9 @@ pub const OUT_BYTES_MAX: usize = 256 << 10;
 
 /// Room for answers that a stream keeps when it has none: acks fit, large answers go with their buffer.
 const KEPT_BYTES: usize = 4 << 10;
+
+/// Answers are gathered in pieces of about so many bytes: a longer one would be copied each time it grows.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// How far the stream has come.
 #[derive(Debug)]
@@ -69,6 +74,36 @@ pub struct Memo {
     pub unkeyed: Option<Granted<Place>>,
 }
 
+/// The cache last asked about, so that the next request about it needs no look-up.
+#[derive(Debug)]
+pub struct CacheMemo {
+    pub routes_version: u64,
+    /// Whose rights were found. Held, so that no other principal can take its address.
+    pub principal: Arc<Principal>,
+    pub route: Arc<StreamRoute>,
+    /// To read and to write every key of it.
+    pub reads: Option<Granted<()>>,
+    pub writes: Option<Granted<()>>,
+}
+
+impl CacheMemo {
+    /// Whether it is what would be looked up for `principal`.
+    pub fn holds(&self, principal: &Arc<Principal>, routes_version: u64) -> bool {
+        self.routes_version == routes_version && Arc::ptr_eq(&self.principal, principal)
+    }
+
+    /// Whether a request is about this cache.
+    pub fn is_named(&self, request: &KeyRequest<'_>) -> bool {
+        let own = &self.route.name;
+        (&*own.stream, &*own.namespace, &*own.tenant) == (request.cache, request.namespace, request.tenant)
+    }
+
+    /// The right to what a request asks, if there is one to ask it of every key.
+    pub fn granted(&self, request: &KeyRequest<'_>) -> Option<Granted<()>> {
+        if request.what.is_read() { self.reads } else { self.writes }
+    }
+}
+
 /// State of our sending half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sending {
@@ -88,6 +123,7 @@ pub struct Stream {
     pub acks: AckRing,
     pub declared: Option<Declared>,
     pub memo: Option<Memo>,
+    pub cache_memo: Option<CacheMemo>,
     /// Publishes handed on and not settled.
     pub unsettled: usize,
     pub unsettled_bytes: usize,
@@ -107,8 +143,13 @@ pub struct Stream {
     /// What the session has counted of its unread answers.
     pub unread_counted: usize,
     sending: Sending,
+    /// Pieces that are full, and their bytes; the one that grows; the one that QUIC is taking.
+    full: VecDeque<Bytes>,
+    full_bytes: usize,
     out: BytesMut,
     front: Bytes,
+    /// Bytes of the piece that left last.
+    written_last: usize,
 }
 
 impl Stream {
@@ -123,6 +164,7 @@ impl Stream {
             acks: AckRing::default(),
             declared: None,
             memo: None,
+            cache_memo: None,
             unsettled: 0,
             unsettled_bytes: 0,
             asked: AnswerRing::default(),
@@ -134,8 +176,11 @@ impl Stream {
             frame_bytes: 0,
             unread_counted: 0,
             sending: if dir == Dir::Bi { Sending::Open } else { Sending::Closed },
+            full: VecDeque::new(),
+            full_bytes: 0,
             out: BytesMut::new(),
             front: Bytes::new(),
+            written_last: 0,
         }
     }
 
@@ -173,13 +218,21 @@ impl Stream {
 
     /// Bytes of answers not taken by QUIC yet.
     pub fn out_bytes(&self) -> usize {
-        self.out.len() + self.front.len() + self.asked.bytes()
+        self.out.len() + self.full_bytes + self.front.len() + self.asked.bytes()
     }
 
     /// Writes the answer of a request that was carried out elsewhere.
     pub fn answer(&mut self, slot: AnswerSlot, write: impl FnOnce(&mut BytesMut)) {
         if !self.can_answer() {
             return self.asked.clear();
+        }
+        if self.out.len() >= PIECE_BYTES {
+            self.full_bytes += self.out.len();
+            let next = BytesMut::with_capacity(PIECE_BYTES + PIECE_BYTES / 2);
+            self.full.push_back(std::mem::replace(&mut self.out, next).freeze());
+        } else if self.out.capacity() == 0 {
+            // About as much as last time.
+            self.out.reserve(self.written_last.min(PIECE_BYTES));
         }
         self.asked.answer(slot, &mut self.out, write);
     }
@@ -200,7 +253,7 @@ impl Stream {
     /// The client does not want answers any more.
     pub fn stopped(&mut self) {
         self.sending = Sending::Closed;
-        self.out = BytesMut::new();
+        self.drop_answers();
         self.front = Bytes::new();
         self.asked.clear();
     }
@@ -209,17 +262,12 @@ impl Stream {
     pub fn flush(&mut self, quic: &mut Quic, conn: ConnKey) {
         self.acks.flush(self.dialect, &mut self.out);
         if self.sending == Sending::Closed {
-            self.out = BytesMut::new();
-            return;
+            return self.drop_answers();
         }
         loop {
             if self.front.is_empty() {
-                if self.out.is_empty() {
-                    break;
-                }
-                let large = self.out.capacity() > KEPT_BYTES;
-                let taken = if large { std::mem::take(&mut self.out) } else { self.out.split() };
-                self.front = taken.freeze();
+                let Some(next) = self.next_piece() else { break };
+                self.front = next;
             }
             let outcome = quic.write(conn, self.id, &mut self.front);
             if matches!(outcome.state, WriteState::Stopped(_) | WriteState::Gone) {
@@ -236,6 +284,27 @@ impl Stream {
             self.sending = Sending::Closed;
             self.asked.clear();
         }
+    }
+
+    /// The answers that leave next.
+    fn next_piece(&mut self) -> Option<Bytes> {
+        if let Some(piece) = self.full.pop_front() {
+            self.full_bytes -= piece.len();
+            return Some(piece);
+        }
+        if self.out.is_empty() {
+            return None;
+        }
+        self.written_last = self.out.len();
+        let large = self.out.capacity() > KEPT_BYTES;
+        let taken = if large { std::mem::take(&mut self.out) } else { self.out.split() };
+        Some(taken.freeze())
+    }
+
+    fn drop_answers(&mut self) {
+        self.out = BytesMut::new();
+        self.full.clear();
+        self.full_bytes = 0;
     }
 
     /// Nothing is owed to the client.

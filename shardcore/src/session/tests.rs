@@ -1,6 +1,7 @@
 //! Sessions of a core as a client that writes raw frames sees them, in virtual time.
 
 mod again;
+mod asked;
 mod caches;
 mod forms;
 mod leases;

@@ -23,9 +23,11 @@ fn auth_with(token: &str, private: Features) -> Message<'_> {
     })
 }
 
+const BOTH_OF_CACHES: [&str; 2] = ["cache.read", "cache.write"];
+
 /// A stream of such a client, and what it was told.
-fn stream_of(pair: &mut Pair, private: Features) -> (StreamId, Features) {
-    let token = token("c", &["cache.read", "cache.write"]);
+pub fn stream_of(pair: &mut Pair, private: Features, actions: &[&str]) -> (StreamId, Features) {
+    let token = token("c", actions);
     let stream = pair.open();
     pair.send(stream, &auth_with(&token, private));
     let answer = pair.next(stream).expect("an answer to auth");
@@ -87,7 +89,7 @@ fn encoded(requests: &[(Form, Message<'_>)]) -> BytesMut {
 }
 
 /// One word for each answer that has come, with its form.
-fn answers(pair: &mut Pair, stream: StreamId) -> Vec<String> {
+pub fn answers(pair: &mut Pair, stream: StreamId) -> Vec<String> {
     let mut found = Vec::new();
     while let Some(frame) = pair.next(stream) {
         let form = if frame.flags == Flags::BINARY_MESSAGE.bits() { "binary" } else { "json" };
@@ -101,7 +103,7 @@ fn answers(pair: &mut Pair, stream: StreamId) -> Vec<String> {
             Message::ShardOwnersView(view) => format!("{} owners", view.owners.len()),
             Message::PublishRefused(refused) => format!("{} {:?}", refused.request_id.0, refused.reason),
             Message::Error(error) => format!("{:?}", error.code.expect("a code")),
-            other => panic!("{other:?}"),
+            other => format!("{other:?}"),
         };
         found.push(format!("{form} {what}"));
     }
@@ -114,7 +116,7 @@ fn the_bit_is_told_to_those_who_know_private_bits_and_to_nobody_else() {
     for (private, told) in
         [(Features::BINARY_MESSAGES, true), (Features::ORDERED_ANSWERS, true), (Features::NONE, false)]
     {
-        let (_, features) = stream_of(&mut pair, private);
+        let (_, features) = stream_of(&mut pair, private, &BOTH_OF_CACHES);
         assert_eq!(features.contains(Features::BINARY_MESSAGES), told, "{private:?}");
     }
 }
@@ -123,7 +125,7 @@ fn the_bit_is_told_to_those_who_know_private_bits_and_to_nobody_else() {
 fn each_request_is_answered_in_the_form_it_came_in_and_in_its_order() {
     use Form::{Binary, Json};
     let mut pair = Pair::new(CoreLimits::default(), true);
-    let (stream, _) = stream_of(&mut pair, Features::BINARY_MESSAGES);
+    let (stream, _) = stream_of(&mut pair, Features::BINARY_MESSAGES, &BOTH_OF_CACHES);
     let large = vec![7; 50_000];
     let sent = encoded(&[
         (Json, put(1, b"x")),
@@ -164,7 +166,7 @@ fn each_request_is_answered_in_the_form_it_came_in_and_in_its_order() {
 fn refusals_that_come_late_have_the_form_of_their_own_request() {
     use Form::{Binary, Json};
     let mut pair = Pair::new(CoreLimits::default(), true);
-    let (stream, _) = stream_of(&mut pair, Features::BINARY_MESSAGES);
+    let (stream, _) = stream_of(&mut pair, Features::BINARY_MESSAGES, &BOTH_OF_CACHES);
     without_log(&mut pair);
     let owners = Message::ShardOwners(ShardOwners {
         tenant_id: TENANT.into(),
@@ -182,7 +184,7 @@ fn refusals_that_come_late_have_the_form_of_their_own_request() {
 #[test]
 fn numbers_and_polls_are_refused_in_the_binary_form_too() {
     let mut pair = Pair::new(CoreLimits::default(), true);
-    let (stream, _) = stream_of(&mut pair, Features::BINARY_MESSAGES);
+    let (stream, _) = stream_of(&mut pair, Features::BINARY_MESSAGES, &BOTH_OF_CACHES);
     let poll = Message::GroupPoll(GroupPoll {
         tenant_id: TENANT.into(),
         namespace: NAMESPACE.into(),
@@ -207,7 +209,7 @@ fn numbers_and_polls_are_refused_in_the_binary_form_too() {
 #[test]
 fn a_broken_binary_frame_costs_the_frame_and_one_that_nobody_negotiated_too() {
     let mut pair = Pair::new(CoreLimits::default(), true);
-    let (stream, _) = stream_of(&mut pair, Features::BINARY_MESSAGES);
+    let (stream, _) = stream_of(&mut pair, Features::BINARY_MESSAGES, &BOTH_OF_CACHES);
     let mut broken = encoded(&[(Form::Binary, put(1, b"x"))]);
     broken[20..40].fill(0xff);
     broken.extend_from_slice(&encoded(&[(Form::Binary, put(2, b"x"))]));
@@ -228,7 +230,7 @@ fn a_broken_binary_frame_costs_the_frame_and_one_that_nobody_negotiated_too() {
             "json InvalidRequest"
         ]
     );
-    let (other, _) = stream_of(&mut pair, Features::ORDERED_ANSWERS);
+    let (other, _) = stream_of(&mut pair, Features::ORDERED_ANSWERS, &BOTH_OF_CACHES);
     pair.write(other, &encoded(&[(Form::Binary, get(1, "s")), (Form::Json, get(2, "s"))]));
     assert_eq!(answers(&mut pair, other), ["json InvalidRequest", "json 2 a=1 bytes Some(0)"]);
 }
