@@ -104,8 +104,8 @@ pub enum PageReader {
     Value { slot: usize },
     /// What lives in it is copied to the end of its log.
     Compact,
-    /// A poll of a consumer group.
-    Poll { slot: usize },
+    /// A poll of a consumer group; none: those that will come.
+    Poll { slot: Option<usize> },
     /// A watch of a cache, up to `until`.
     Watch { watch: WatchId, until: Offset },
     /// A request about the records of a shard.

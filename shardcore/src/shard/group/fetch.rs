@@ -54,6 +54,14 @@ pub(super) struct Fetching {
     bytes: usize,
 }
 
+/// How payloads are taken out of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Payloads {
+    /// With a share of its memory.
+    Shared,
+    Copied,
+}
+
 /// Payloads of a page that are wanted: where each stands in `wanted`, its length and its time.
 struct Copied {
     found: Vec<(usize, usize, u64)>,
@@ -107,10 +115,40 @@ impl Fetching {
     }
 
     /// What stands in batches from the one on that has the next record: they say everything of the offsets up to their end.
-    fn take(&mut self, batches: &[Batch]) {
+    fn take(&mut self, batches: &[Batch], payloads: Payloads) {
         let from = self.wanted.get(self.at).copied().unwrap_or(self.until);
         let batches = &batches[..batches.partition_point(|batch| batch.head().base < self.until)];
-        // Copied, so that payloads do not hold on to their batches.
+        match payloads {
+            Payloads::Shared => self.share(batches),
+            Payloads::Copied => self.copy_all(batches),
+        }
+        let read_to = batches.last().map_or(self.until, |batch| batch.head().end());
+        self.settle(from, read_to.min(self.until).max(Offset(from.0 + 1)), &Found::Gone);
+    }
+
+    fn share(&mut self, batches: &[Batch]) {
+        for batch in batches {
+            let kind = batch.head().kind;
+            if !matches!(kind, BatchKind::Data | BatchKind::Commit) {
+                continue;
+            }
+            for record in batch.records() {
+                let Some(place) = self.unknown(record.offset) else { continue };
+                let timestamp_ms = record.timestamp_ms;
+                let payload = match kind {
+                    BatchKind::Commit => event_of(&record.payload).ok(),
+                    _ => Some(record.payload),
+                };
+                let payload = payload.filter(|payload| payload.len() <= RECORD_BYTES_MAX);
+                self.bytes += payload.as_ref().map_or(0, Bytes::len);
+                self.found[place] =
+                    payload.map_or(Found::Dead, |payload| Found::Record { payload, timestamp_ms });
+            }
+        }
+    }
+
+    /// So that payloads do not hold on to their batches.
+    fn copy_all(&mut self, batches: &[Batch]) {
         let bytes: usize = batches.iter().map(|batch| batch.bytes().len()).sum();
         let mut copy = Copied { found: Vec::new(), bytes: BytesMut::with_capacity(bytes.min(ANSWER_BYTES)) };
         for batch in batches {
@@ -134,8 +172,6 @@ impl Fetching {
         for (place, len, timestamp_ms) in copy.found {
             self.found[place] = Found::Record { payload: bytes.split_to(len), timestamp_ms };
         }
-        let read_to = batches.last().map_or(self.until, |batch| batch.head().end());
-        self.settle(from, read_to.min(self.until).max(Offset(from.0 + 1)), &Found::Gone);
     }
 
     /// A record that was read; none when its bytes say nothing that could be handed out.
@@ -194,10 +230,12 @@ impl GroupShard {
             let Some(fetching) = self.fetches.get_mut(slot) else { return };
             let left = ANSWER_BYTES.saturating_sub(fetching.bytes).max(1);
             let (Some((from, until)), Some(store)) = (fetching.next(), cx.store.as_deref_mut()) else {
-                return self.fetched(slot, cx);
+                self.fetched(slot, cx);
+                return self.read_ahead(cx);
             };
             if let Some(batches) = self.ahead.batches(from) {
-                fetching.take(batches);
+                // These are kept anyway, and the poll is answered soon.
+                fetching.take(batches, Payloads::Shared);
                 continue;
             }
             let bad_ahead = fetching.until_max > from;
@@ -206,15 +244,38 @@ impl GroupShard {
                 Plan::Ahead { bytes } => (self.groups.records_end().max(until), bytes),
                 Plan::Apart { bytes } => (until, bytes.min(left)),
             };
-            let page = PageFor { shard: self.id, reader: PageReader::Poll { slot }, from, life: self.life };
+            let page = PageFor {
+                shard: self.id,
+                reader: PageReader::Poll { slot: Some(slot) },
+                from,
+                life: self.life,
+            };
             return store.read(self.records, page, until, bytes_max);
         }
     }
 
-    /// The page of a poll was read, or cannot be.
-    pub fn poll_page(&mut self, slot: usize, read: Result<&[Batch], &PageLoss>, cx: &mut ShardCx<'_>) {
+    /// Has the next page read while the one that is there is used up.
+    fn read_ahead(&mut self, cx: &mut ShardCx<'_>) {
+        let end = self.groups.records_end();
+        let Some(store) = cx.store.as_deref_mut() else { return };
+        if let Some((from, bytes)) = self.ahead.next(end) {
+            let reader = PageReader::Poll { slot: None };
+            let page = PageFor { shard: self.id, reader, from, life: self.life };
+            store.read(self.records, page, end, bytes);
+        }
+    }
+
+    /// The page of a poll, or of those that come, was read, or cannot be.
+    pub fn poll_page(
+        &mut self,
+        slot: Option<usize>,
+        read: Result<&[Batch], &PageLoss>,
+        cx: &mut ShardCx<'_>,
+    ) {
         let waiting = self.ahead.read(slot, read.unwrap_or_default());
-        self.take_page(slot, read, cx);
+        if let Some(slot) = slot {
+            self.take_page(slot, read, cx);
+        }
         for slot in waiting {
             self.fetch_on(slot, cx);
         }
@@ -225,7 +286,7 @@ impl GroupShard {
         let Some(fetching) = self.fetches.get_mut(slot) else { return };
         let from = fetching.wanted.get(fetching.at).copied().unwrap_or(fetching.until);
         match read {
-            Ok(batches) => fetching.take(batches),
+            Ok(batches) => fetching.take(batches, Payloads::Copied),
             Err(PageLoss::TooOld(start)) => {
                 fetching.settle(Offset(0), (*start).max(Offset(from.0 + 1)), &Found::Gone);
             }
