@@ -21,7 +21,7 @@ fn key(number: u64) -> [u8; 24] {
 }
 
 fn put(core: &mut CacheCore, number: u64) {
-    let put = core.put(&key(number), Bytes::from_static(b"value"), Expiry::NEVER, Condition::Always, 0);
+    let put = core.put(key(number), Bytes::from_static(b"value"), Expiry::NEVER, Condition::Always, 0);
     let Ok(Put::Append(draft)) = put else { panic!("{put:?}") };
     core.claimed(draft, Offset(number));
     core.settle(Offset(number + 1), 0);

@@ -129,7 +129,10 @@ impl<V> KeyTable<V> {
 
     /// Where the key is. Allocates nothing.
     pub fn find(&self, key: &[u8]) -> Option<Slot> {
-        let hash = self.hash(key);
+        self.find_hashed(self.hash(key), key)
+    }
+
+    fn find_hashed(&self, hash: u32, key: &[u8]) -> Option<Slot> {
         let found = self.parts[self.part_of(hash)].table.find(spread(hash), |entry| {
             entry.hash == hash && self.place(entry.slot).is_some_and(|(known, _)| known == key)
         });
@@ -180,8 +183,23 @@ impl<V> KeyTable<V> {
     /// When it is there, or [`KEYS_MAX`] keys are.
     pub fn insert(&mut self, key: Box<[u8]>, value: V) -> Slot {
         debug_assert!(self.find(&key).is_none(), "a key is there once");
+        self.insert_hashed(self.hash(&key), key, value)
+    }
+
+    /// Adds a key or gives it another value. Gives the one it had, too.
+    ///
+    /// # Panics
+    /// When the key is new and [`KEYS_MAX`] keys are there.
+    pub fn put<K: AsRef<[u8]> + Into<Box<[u8]>>>(&mut self, key: K, value: V) -> (Slot, Option<V>) {
+        let hash = self.hash(key.as_ref());
+        match self.find_hashed(hash, key.as_ref()) {
+            Some(slot) => (slot, Some(std::mem::replace(self.value_mut(slot), value))),
+            None => (self.insert_hashed(hash, key.into(), value), None),
+        }
+    }
+
+    fn insert_hashed(&mut self, hash: u32, key: Box<[u8]>, value: V) -> Slot {
         assert!(self.len < KEYS_MAX, "whoever adds keys asks for room");
-        let hash = self.hash(&key);
         self.key_bytes += key.len();
         self.len += 1;
         let slot = self.take_slot(Place::Used { key, value });
@@ -308,12 +326,19 @@ mod tests {
                     assert_eq!(table.remove(slot), (name.clone(), model.remove(&name).unwrap()));
                 }
                 Some(slot) => {
-                    *table.value_mut(slot) = step;
-                    model.insert(name, step);
+                    let old = model.insert(name.clone(), step);
+                    assert_eq!(table.put(name, step), (slot, old));
                 }
                 None => {
                     assert!(model.insert(name.clone(), step).is_none());
-                    let slot = table.insert(name.clone(), step);
+                    let slot = match rng.below(2) {
+                        0 => table.insert(name.clone(), step),
+                        _ => {
+                            let (slot, old) = table.put(&*name, step);
+                            assert_eq!(old, None);
+                            slot
+                        }
+                    };
                     assert_eq!(table.key(slot), &*name);
                 }
             }

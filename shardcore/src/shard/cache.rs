@@ -5,6 +5,7 @@
 //! Not here: what a write does (`projection`), which core asks (`turn`).
 
 mod compact;
+mod replay;
 pub mod watch;
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::projection::counter::{self, AddRefused, CounterCore, NumberedAdd};
 use crate::projection::producer::Verdict;
 use crate::snapshot::{LogRole, ShardId};
 use crate::store::{LogAt, PageFor, PageReader, Store};
+use replay::Replay;
 use watch::Watchers;
 
 /// A value is looked for again so often when the log lets go of it meanwhile.
@@ -54,6 +56,7 @@ pub struct CacheShard {
     logs: Option<(Journal, Journal)>,
     reads: Slab<Reading>,
     watchers: Watchers,
+    replay: Replay,
     broken: Option<Arc<str>>,
     scratch: Vec<u8>,
 }
@@ -92,7 +95,8 @@ impl CacheShard {
         logs: Option<(Journal, Journal)>,
     ) -> CacheShard {
         let (reads, watchers, scratch) = (Slab::new(), Watchers::default(), Vec::new());
-        CacheShard { id, generation, life, cache, counters, logs, reads, watchers, broken: None, scratch }
+        let (replay, broken) = (Replay::default(), None);
+        CacheShard { id, generation, life, cache, counters, logs, reads, watchers, replay, broken, scratch }
     }
 
     /// The generation it serves.
@@ -175,11 +179,6 @@ impl CacheShard {
         self.broken.is_some() || self.logs.as_ref().is_some_and(unread)
     }
 
-    /// Whether its logs are still being read.
-    fn is_replaying(&self) -> bool {
-        self.logs.as_ref().is_some_and(|(cache, counters)| cache.is_replaying() || counters.is_replaying())
-    }
-
     fn journal(&mut self, role: LogRole) -> Option<&mut Journal> {
         let (cache, counters) = self.logs.as_mut()?;
         match role {
@@ -215,65 +214,80 @@ impl CacheShard {
         known: Option<(Offset, Bytes)>,
         cx: &mut ShardCx<'_>,
     ) -> Result<(), Ask> {
-        let done = match &ask {
+        let made = match ask {
             Ask::CachePut { key, value, ttl_ms, condition } => {
-                self.put(asker, (key, value), *ttl_ms, *condition, cx)
+                self.put(asker, (key, value), (ttl_ms, condition), cx)
             }
-            Ask::CacheDelete { key, condition } => match self.delete(asker, key, *condition, known, cx) {
+            Ask::CacheDelete { ref key, condition } => match self.delete(asker, key, condition, known, cx) {
                 Ok(None) => Ok(()),
                 Ok(Some((at, version))) => {
                     self.read_value(Reading { asker, ask, at, version, looks: 0 }, cx);
                     return Ok(());
                 }
-                Err(refused) => Err(refused),
+                Err(why) => Err((why, ask)),
             },
-            Ask::CounterAdd { key, delta, number } => self.add(asker, (key, *delta), *number, cx),
+            Ask::CounterAdd { ref key, delta, number } => {
+                self.add(asker, (key, delta), number, cx).map_err(|why| (why, ask))
+            }
             Ask::CacheGet { .. }
             | Ask::CounterGet { .. }
             | Ask::Group(_)
             | Ask::Lease(_)
             | Ask::Stream(_) => Ok(()),
         };
-        match done {
+        match made {
             Ok(()) => Ok(()),
-            Err(NotMade::Full) => Err(ask),
-            Err(NotMade::Gone) => {
+            Err((NotMade::Full, ask)) => Err(ask),
+            Err((NotMade::Gone, ask)) => {
                 self.give_back(asker, ask, cx);
                 Ok(())
             }
-            Err(NotMade::Refused(why)) => {
+            Err((NotMade::Refused(why), _)) => {
                 self.answer(asker, Reply::Refused(why), cx);
                 Ok(())
             }
         }
     }
 
+    /// Puts a value. What was not made comes back with the reason, unless it was answered.
     fn put(
         &mut self,
         asker: Asker,
-        (key, value): (&Bytes, &Bytes),
-        ttl_ms: Option<u64>,
-        condition: Condition,
+        (key, value): (Bytes, Bytes),
+        (ttl_ms, condition): (Option<u64>, Condition),
         cx: &mut ShardCx<'_>,
-    ) -> Result<(), NotMade> {
-        let expiry = Expiry::after(cx.unix_ms, ttl_ms)
-            .map_err(|why| NotMade::Refused(AskRefused::Invalid(why.to_string().into())))?;
-        let draft = match self.cache.put(key, value.clone(), expiry, condition, cx.unix_ms)? {
-            Put::Unmet(unmet) => {
+    ) -> Result<(), (NotMade, Ask)> {
+        let decided = Expiry::after(cx.unix_ms, ttl_ms)
+            .map_err(|why| AskRefused::Invalid(why.to_string().into()))
+            .and_then(|expiry| {
+                self.cache.put(key, value, expiry, condition, cx.unix_ms).map_err(AskRefused::from)
+            });
+        let draft = match decided {
+            Ok(Put::Append(draft)) => draft,
+            Ok(Put::Unmet(unmet)) => {
                 let reply = Reply::Condition { applied: false, version: unmet.version };
                 self.owe(LogRole::Cache, unmet.after, asker, reply, cx);
                 return Ok(());
             }
-            Put::Append(draft) => draft,
+            Err(why) => {
+                self.answer(asker, Reply::Refused(why), cx);
+                return Ok(());
+            }
         };
         self.scratch.clear();
         draft.encode(&mut self.scratch);
         let at = match &mut self.logs {
-            Some((log, _)) => {
-                let at = log.append(&[&self.scratch], cx)?;
-                self.cache.claimed(draft, at);
-                at
-            }
+            Some((log, _)) => match log.append(None, &self.scratch, cx) {
+                Ok(at) => {
+                    self.cache.claimed(draft, at);
+                    at
+                }
+                Err(why) => {
+                    let (key, value) = draft.into_parts();
+                    let (key, value) = (key.into(), value.unwrap_or_default());
+                    return Err((why.into(), Ask::CachePut { key, value, ttl_ms, condition }));
+                }
+            },
             None => self.cache.apply(draft, cx.unix_ms),
         };
         let reply = match condition {
@@ -317,7 +331,7 @@ impl CacheShard {
         draft.encode(&mut self.scratch);
         let at = match &mut self.logs {
             Some((log, _)) => {
-                let at = log.append(&[&self.scratch], cx)?;
+                let at = log.append(None, &self.scratch, cx)?;
                 self.cache.claimed(draft, at);
                 at
             }
@@ -367,7 +381,7 @@ impl CacheShard {
         draft.encode(&mut self.scratch);
         let after = match &mut self.logs {
             Some((_, log)) => {
-                let at = log.append_of(draft.producer(), &[&self.scratch], cx)?;
+                let at = log.append(draft.producer(), &self.scratch, cx)?;
                 self.counters.claimed(draft, at);
                 Offset(at.0 + 1)
             }
@@ -454,54 +468,9 @@ impl CacheShard {
         }
     }
 
-    /// A page of one of its logs, from the start on.
-    pub fn replay_page(&mut self, role: LogRole, read: Result<&[Batch], &PageLoss>, cx: &mut ShardCx<'_>) {
-        let batches = match read {
-            Ok(batches) => batches,
-            Err(PageLoss::TooOld(start)) => {
-                if let Some(log) = self.journal(role) {
-                    log.skip_to(*start);
-                    log.read_on(cx);
-                }
-                return;
-            }
-            Err(PageLoss::Damaged { from, next }) => {
-                return self.break_down(format!("offsets {from} to {next} of its log are damaged"));
-            }
-            Err(PageLoss::Unreadable) => {
-                if let Some(log) = self.journal(role) {
-                    let pause = log.read_failed(cx.now);
-                    tracing::error!(
-                        ?pause,
-                        "a shard of a cache is not served: its log is read again after a pause"
-                    );
-                }
-                return;
-            }
-        };
-        for batch in batches {
-            let taken = match role {
-                LogRole::Counters => self.counters.replay(batch),
-                LogRole::Cache | LogRole::Records | LogRole::Groups => self.cache.replay(batch),
-            };
-            if let Err(error) = taken {
-                return self.break_down(error.to_string());
-            }
-        }
-        if let Some(log) = self.journal(role) {
-            log.took_page(batches);
-            log.read_on(cx);
-        }
-    }
-
-    fn break_down(&mut self, why: String) {
-        tracing::error!(why, "a shard of a cache is not served");
-        self.broken.get_or_insert(why.into());
-    }
-
     /// One of its logs has settled everything below `end`.
     pub fn settled(&mut self, role: LogRole, end: Offset, cx: &mut ShardCx<'_>) {
-        if self.journal(role).is_some_and(|log| log.is_replaying()) {
+        if self.is_role_replaying(role) {
             // It was settled before this shard began, which is reading that far: what is told is not taken yet.
             return;
         }
@@ -603,13 +572,19 @@ impl From<NoClaim> for NotMade {
     }
 }
 
-impl From<WriteRefused> for NotMade {
-    fn from(why: WriteRefused) -> NotMade {
+impl From<WriteRefused> for AskRefused {
+    fn from(why: WriteRefused) -> AskRefused {
         let text = why.to_string().into();
-        NotMade::Refused(match why {
+        match why {
             WriteRefused::KeyTooLong => AskRefused::Invalid(text),
             WriteRefused::ValueTooLarge { .. } | WriteRefused::TooManyKeys => AskRefused::Limit(text),
-        })
+        }
+    }
+}
+
+impl From<WriteRefused> for NotMade {
+    fn from(why: WriteRefused) -> NotMade {
+        NotMade::Refused(why.into())
     }
 }
 

@@ -276,7 +276,7 @@ impl GroupShard {
             })
             .collect();
         let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
-        match self.log.append(&records, cx) {
+        match self.log.append_all(&records, cx) {
             Ok(base) => {
                 self.groups.claimed(Offset(base.0 + records.len() as u64));
                 self.drafts.clear();

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use felix_logstore::engine::{Engine, LogId};
 use felix_logstore::log::{AppendMeta, ClaimError};
 use felix_logstore::record::{Batch, BatchKind};
 use felix_runtime::clock::Tick;
@@ -181,51 +182,69 @@ impl Journal {
         self.replay = self.replay.filter(|replay| replay.next < replay.end);
     }
 
-    /// Claims offsets for records, one at least, and appends them as one batch. Gives the first.
+    /// Appends a record. Gives its offset; others may share its batch, unless it names a producer: that is of the batch.
     ///
     /// # Errors
-    /// Nothing was claimed.
-    pub fn append(&mut self, records: &[&[u8]], cx: &mut ShardCx<'_>) -> Result<Offset, NoClaim> {
-        self.append_of(None, records, cx)
-    }
-
-    /// The same; the head of the batch names its producer.
-    ///
-    /// # Errors
-    /// Nothing was claimed.
-    pub fn append_of(
+    /// Nothing was appended.
+    pub fn append(
         &mut self,
         producer: Option<(ProducerId, Sequence)>,
-        records: &[&[u8]],
+        record: &[u8],
         cx: &mut ShardCx<'_>,
+    ) -> Result<Offset, NoClaim> {
+        let meta = self.meta(producer, cx);
+        self.write(record.len(), cx, |engine, log| engine.write(log, meta, record))
+    }
+
+    /// Appends records, one at least, as one batch. Gives the first offset.
+    ///
+    /// # Errors
+    /// Nothing was appended.
+    pub fn append_all(&mut self, records: &[&[u8]], cx: &mut ShardCx<'_>) -> Result<Offset, NoClaim> {
+        let bytes = records.iter().map(|record| record.len()).sum();
+        let count = u32::try_from(records.len()).ok().and_then(NonZeroU32::new);
+        let Some(count) = count else { return Err(NoClaim::Refused(NotWritten::TooLarge)) };
+        let (meta, unix_ms) = (self.meta(None, cx), cx.unix_ms);
+        self.write(bytes, cx, |engine, log| {
+            let claim = engine.claim(log, BatchKind::Data, count, bytes)?;
+            let base = claim.base();
+            let batch = engine.append(log, claim, meta, records.iter().map(|record| (unix_ms, *record)));
+            assert!(batch.is_some(), "a log that gave a claim is there for its append");
+            Ok(base)
+        })
+    }
+
+    fn meta(&self, producer: Option<(ProducerId, Sequence)>, cx: &ShardCx<'_>) -> AppendMeta {
+        AppendMeta { generation: self.generation, timestamp_ms: cx.unix_ms, producer }
+    }
+
+    /// Has `append` append `bytes` to the log.
+    fn write(
+        &mut self,
+        bytes: usize,
+        cx: &mut ShardCx<'_>,
+        append: impl FnOnce(&mut Engine, LogId) -> Result<Offset, ClaimError>,
     ) -> Result<Offset, NoClaim> {
         if self.stopped {
             return Err(NoClaim::Refused(NotWritten::Stopped));
         }
         let Some(store) = cx.store.as_deref_mut() else { return Err(NoClaim::Gone) };
-        let why_no_space = store.why_no_space(self.at.volume);
         let Some(engine) = store.engine(self.at) else { return Err(NoClaim::Gone) };
-        let bytes = records.iter().map(|record| record.len()).sum();
-        let count = u32::try_from(records.len()).ok().and_then(NonZeroU32::new);
-        let Some(count) = count else { return Err(NoClaim::Refused(NotWritten::TooLarge)) };
-        let claim = match engine.claim(self.at.log, BatchKind::Data, count, bytes) {
-            Ok(claim) => claim,
+        match append(engine, self.at.log) {
+            Ok(base) => {
+                store.note_batch(bytes);
+                self.shortening.note_append(bytes);
+                Ok(base)
+            }
             Err(ClaimError::NoRoom) => {
                 self.full = true;
-                return Err(NoClaim::Full);
+                Err(NoClaim::Full)
             }
-            Err(ClaimError::Unknown) => return Err(NoClaim::Gone),
-            Err(ClaimError::NoSpace) => return Err(NoClaim::Refused(why_no_space)),
-            Err(ClaimError::Stopped(_)) => return Err(NoClaim::Refused(NotWritten::Stopped)),
-            Err(ClaimError::TooLarge) => return Err(NoClaim::Refused(NotWritten::TooLarge)),
-        };
-        let base = claim.base();
-        let meta = AppendMeta { generation: self.generation, timestamp_ms: cx.unix_ms, producer };
-        let batch = engine.append(self.at.log, claim, meta, records.iter().map(|r| (cx.unix_ms, *r)));
-        assert!(batch.is_some(), "a log that gave a claim is there for its append");
-        store.note_batch(bytes);
-        self.shortening.note_append(bytes);
-        Ok(base)
+            Err(ClaimError::Unknown) => Err(NoClaim::Gone),
+            Err(ClaimError::NoSpace) => Err(NoClaim::Refused(store.why_no_space(self.at.volume))),
+            Err(ClaimError::Stopped(_)) => Err(NoClaim::Refused(NotWritten::Stopped)),
+            Err(ClaimError::TooLarge) => Err(NoClaim::Refused(NotWritten::TooLarge)),
+        }
     }
 
     /// Answers when everything below `after` is settled; `settled` is what is now.

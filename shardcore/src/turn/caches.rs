@@ -50,13 +50,20 @@ impl Core {
         (id, generation): (ShardId, Generation),
         ask: Ask,
     ) {
-        let served = self.caches.get(&id).is_some_and(|cache| cache.generation() == generation);
-        if !served {
-            let what = ShardOutput::AskBack { token, ask };
-            return self.shard_out.push((from, FromShard { shard: id, generation, what }));
-        }
+        let mut ask = Some(ask);
         let asker = Asker { core: from, token };
-        self.with_cache(now, id, |cache, cx| cache.ask(asker, ask, cx));
+        self.with_cache(now, id, |cache, cx| {
+            if cache.generation() == generation
+                && let Some(ask) = ask.take()
+            {
+                cache.ask(asker, ask, cx);
+            }
+        });
+        // It is not served here, or not any more.
+        if let Some(ask) = ask {
+            let what = ShardOutput::AskBack { token, ask };
+            self.shard_out.push((from, FromShard { shard: id, generation, what }));
+        }
     }
 
     /// The shards of caches of new routes: others end, these are opened as soon as they can be.
@@ -183,6 +190,22 @@ impl Core {
             | PageReader::State
             | PageReader::Compact => {}
         });
+        self.note_replaying(page.shard);
+    }
+
+    /// Goes on taking what was read of their logs, a bounded part of each shard's.
+    pub(super) fn replay_caches(&mut self, now: Tick) {
+        for id in std::mem::take(&mut self.caches_replaying) {
+            self.with_cache(now, id, |cache, cx| cache.replay_on(cx));
+            self.note_replaying(id);
+        }
+    }
+
+    fn note_replaying(&mut self, id: ShardId) {
+        let replays = self.caches.get(&id).is_some_and(CacheShard::has_pages);
+        if replays && !self.caches_replaying.contains(&id) {
+            self.caches_replaying.push(id);
+        }
     }
 
     /// A log of a shard could not be made, and nothing of it is there: the shard waits until it is tried again.

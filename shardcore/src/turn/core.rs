@@ -123,6 +123,8 @@ pub struct Core {
     /// Durable shards of caches of this core that are not served yet, and those whose log could not be made.
     pub(super) caches_wanted: Vec<(ShardId, CacheWanted)>,
     pub(super) caches_unmade: Vec<(ShardId, CacheWanted)>,
+    /// Those that have read more of their logs than they have taken.
+    pub(super) caches_replaying: Vec<ShardId>,
     /// Consumer groups by their shard, and when the first of them has something to do.
     pub(super) groups: Map<ShardId, GroupShard>,
     pub(super) groups_due: Option<Tick>,
@@ -217,6 +219,7 @@ impl Core {
             caches: Map::default(),
             caches_wanted: Vec::new(),
             caches_unmade: Vec::new(),
+            caches_replaying: Vec::new(),
             groups: Map::default(),
             groups_due: None,
             leases: Leases::default(),
@@ -342,6 +345,7 @@ impl Core {
         self.run_groups(now);
         self.run_leases(now);
         self.collect_for_watches(now);
+        self.replay_caches(now);
         self.run_compaction(now);
         self.flush_shards(now);
         self.flush_touched(now);
@@ -355,6 +359,7 @@ impl Core {
         let asked = self.store.as_ref().is_some_and(Store::is_asked);
         asked
             || self.watches.is_collecting()
+            || !self.caches_replaying.is_empty()
             || !self.ready.is_empty()
             || !self.active.is_empty()
             || !self.touched.is_empty()

@@ -133,6 +133,15 @@ impl Draft {
         self.record().encoded_len()
     }
 
+    /// The key, and the value of a put.
+    pub fn into_parts(self) -> (Box<[u8]>, Option<Bytes>) {
+        let value = match self.change {
+            Change::Put { value, .. } | Change::Copy { value, .. } => Some(value),
+            Change::Delete => None,
+        };
+        (self.key, value)
+    }
+
     fn record(&self) -> CacheRecord<'_> {
         let key = &*self.key;
         match &self.change {
@@ -329,18 +338,19 @@ impl CacheCore {
     /// When it could not be kept, whatever the state.
     pub fn put(
         &mut self,
-        key: &[u8],
+        key: impl AsRef<[u8]> + Into<Vec<u8>>,
         value: Bytes,
         expiry: Expiry,
         condition: Condition,
         now_ms: u64,
     ) -> Result<Put, WriteRefused> {
-        self.check_size(key, value.len())?;
-        let newest = self.newest(key, now_ms);
+        self.check_size(key.as_ref(), value.len())?;
+        let newest = self.newest(key.as_ref(), now_ms);
         if let Some(unmet) = newest.unmet(condition) {
             return Ok(Put::Unmet(unmet));
         }
-        Ok(Put::Append(Draft { key: key.into(), change: Change::Put { value, expiry } }))
+        let key = key.into().into_boxed_slice();
+        Ok(Put::Append(Draft { key, change: Change::Put { value, expiry } }))
     }
 
     /// Decides a delete. `wanted`: the answer tells the value; `known`: the version and value that were read for that.
@@ -431,8 +441,8 @@ impl CacheCore {
         self.clock.at(head.timestamp_ms);
         if head.kind == BatchKind::Data {
             let known_end = self.settled_end;
-            for record in batch.records().filter(|record| record.offset >= known_end) {
-                let found = CacheRecord::decode(&record.payload)
+            for record in batch.record_refs().filter(|record| record.offset >= known_end) {
+                let found = CacheRecord::decode(record.payload)
                     .map_err(|fault| BadRecord { offset: record.offset, fault })?;
                 self.replay_record(found, record.offset);
             }
@@ -460,7 +470,7 @@ impl CacheCore {
                 return;
             }
         };
-        let slot = self.store_entry(key.into(), entry);
+        let slot = self.store_entry(key, entry);
         // Values come in while there is room, and push none out: most of what is replayed is overwritten later.
         let room = match self.keeping {
             Keeping::Logged { hot_bytes_max } => hot_bytes_max,
@@ -545,13 +555,18 @@ impl CacheCore {
         self.hold(slot, value);
     }
 
-    fn store_entry(&mut self, key: Box<[u8]>, entry: Entry) -> Slot {
-        if let Some(slot) = self.table.find(&key) {
-            self.forget(slot);
-        }
-        self.live_bytes += live_len(key.len(), entry.value_len);
+    /// Puts an entry in, whatever was there of its key.
+    fn store_entry<K: AsRef<[u8]> + Into<Box<[u8]>>>(&mut self, key: K, entry: Entry) -> Slot {
+        let key_len = key.as_ref().len();
+        self.live_bytes += live_len(key_len, entry.value_len);
         self.expiring += usize::from(entry.expiry != Expiry::NEVER);
-        self.table.insert(key, entry)
+        let (slot, old) = self.table.put(key, entry);
+        if let Some(old) = old {
+            self.values.remove(old.held);
+            self.live_bytes -= live_len(key_len, old.value_len);
+            self.expiring -= usize::from(old.expiry != Expiry::NEVER);
+        }
+        slot
     }
 
     fn moved(&mut self, key: &[u8], version: Offset, at: Offset) {

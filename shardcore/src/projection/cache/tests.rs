@@ -316,7 +316,7 @@ fn a_cache_in_memory_keeps_its_bound_and_lets_go_what_is_not_read() {
     let value = Bytes::from(vec![7; 400]);
     for number in 0..1_000_u64 {
         let Ok(Put::Append(draft)) =
-            core.put(&number.to_le_bytes(), value.clone(), Expiry::NEVER, Condition::Always, 0)
+            core.put(number.to_le_bytes(), value.clone(), Expiry::NEVER, Condition::Always, 0)
         else {
             panic!("it fits");
         };
@@ -555,7 +555,7 @@ fn a_watch_of_a_cache_in_memory_is_told_when_it_lags() {
     let id = core.watch(Interest::Prefix(Box::default()), WatchFrom::Now, LIMITS).unwrap();
     let value = Bytes::from(vec![0; 10_000]);
     let put = |core: &mut CacheCore, number: u64| {
-        let put = core.put(&number.to_be_bytes(), value.clone(), Expiry::NEVER, Condition::Always, 0);
+        let put = core.put(number.to_be_bytes(), value.clone(), Expiry::NEVER, Condition::Always, 0);
         let Ok(Put::Append(draft)) = put else { panic!("{put:?}") };
         core.apply(draft, 0)
     };

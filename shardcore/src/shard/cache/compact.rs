@@ -22,7 +22,8 @@ impl CacheShard {
     /// To be called from time to time: which of its logs may be too long.
     pub fn look_at_logs(&mut self, cx: &mut ShardCx<'_>) -> [Option<LogRole>; 2] {
         let (cache_bytes, counter_bytes) = (self.cache.live_bytes(), self.counters.live_bytes());
-        let Some((cache, counters)) = self.logs.as_mut().filter(|_| self.broken.is_none()) else {
+        let serves = self.broken.is_none() && !self.is_replaying();
+        let Some((cache, counters)) = self.logs.as_mut().filter(|_| serves) else {
             return [None; 2];
         };
         let cache = cache.look(cache_bytes, cx).then_some(LogRole::Cache);
@@ -33,6 +34,9 @@ impl CacheShard {
     pub fn shorten(&mut self, role: LogRole, cx: &mut ShardCx<'_>) -> Shortened {
         if self.broken.is_some() {
             return Shortened::Done;
+        }
+        if self.is_role_replaying(role) {
+            return Shortened::Waits;
         }
         let whole = role == LogRole::Counters;
         let Some(log) = self.journal(role) else { return Shortened::Done };
