@@ -1,7 +1,7 @@
 //! Single requests at the broker beside the least a server can do, in one run. Scope: one comparison.
 //! Owns: the order of rounds, the ratios, the bounds.
 //! Invariants: rounds alternate; sink, echo and broker are on one CPU and their loads on another; a sink takes requests and
-//! gives answers as long as the broker's, on the same driver; caches and groups of the broker have logs.
+//! gives answers as long as the broker's, on the same driver; groups have logs, and caches have them where a row says so.
 //! Not here: one run (`super`), the servers (`sink`, `peers::echo`).
 
 use std::fmt;
@@ -68,10 +68,23 @@ impl RequestComparison {
     }
 }
 
+/// Where the cache keeps what it is asked about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Keeping {
+    /// In a log on a disk: a write is answered when it is durable, and neither sink nor echo write anything.
+    Log,
+    Memory,
+}
+
+/// What is asked where.
+type Asked = (RequestKind, Keeping);
+
 /// CPU of one kind of request, microseconds each, and answered requests per second.
 #[derive(Debug, Clone, Serialize)]
 pub struct CostCase {
     pub kind: RequestKind,
+    pub keeping: Keeping,
     pub sink_us: Series,
     pub broker_us: Series,
     pub sink_per_s: Series,
@@ -84,6 +97,7 @@ pub struct CostCase {
 #[derive(Debug, Clone, Serialize)]
 pub struct TimeCase {
     pub kind: RequestKind,
+    pub keeping: Keeping,
     pub echo_p50_us: Series,
     pub broker_p50_us: Series,
     pub broker_p99_us: Series,
@@ -126,33 +140,42 @@ type Pairs = Vec<(LoadReport, LoadReport)>;
 /// # Errors
 /// A server could not be started or a load could not be run. Everything started is ended.
 pub fn run(comparison: &RequestComparison) -> Result<RequestReport, PeerError> {
-    const COSTS: [RequestKind; 3] = [RequestKind::CacheGet, RequestKind::CachePut, RequestKind::CounterAdd];
-    const TIMES: [RequestKind; 2] = [RequestKind::CacheGet, RequestKind::CachePut];
+    const COSTS: [Asked; 4] = [
+        (RequestKind::CacheGet, Keeping::Log),
+        (RequestKind::CachePut, Keeping::Memory),
+        (RequestKind::CachePut, Keeping::Log),
+        (RequestKind::CounterAdd, Keeping::Log),
+    ];
+    const TIMES: [Asked; 3] = [
+        (RequestKind::CacheGet, Keeping::Log),
+        (RequestKind::CachePut, Keeping::Memory),
+        (RequestKind::CachePut, Keeping::Log),
+    ];
     let before = load_average();
-    let folder = tempfile::Builder::new()
-        .prefix("felix-requests-")
-        .tempdir_in(&comparison.dir)
-        .map_err(|error| PeerError::Folder { dir: comparison.dir.clone(), error })?;
+    let folder = |prefix| {
+        let made = tempfile::Builder::new().prefix(prefix).tempdir_in(&comparison.dir);
+        made.map_err(|error| PeerError::Folder { dir: comparison.dir.clone(), error })
+    };
+    let (folder, memory_folder) = (folder("felix-requests-")?, folder("felix-requests-")?);
     let broker = start_broker(comparison, folder.path())?;
-    let mut costs: [Pairs; 3] = Default::default();
-    let mut times: [Pairs; 2] = Default::default();
+    let in_memory = start_in_memory(comparison, memory_folder.path())?;
+    let of = |keeping| if keeping == Keeping::Log { broker.ready() } else { in_memory.ready() };
+    let mut costs: [Pairs; COSTS.len()] = Default::default();
+    let mut times: [Pairs; TIMES.len()] = Default::default();
     let mut pages = Vec::new();
     for round in 1..=comparison.rounds {
-        for (kind, pairs) in COSTS.into_iter().zip(&mut costs) {
+        for ((kind, keeping), pairs) in COSTS.into_iter().zip(&mut costs) {
             let sink = sink_round(comparison, kind, folder.path())?;
-            let ours = broker_round(comparison, kind, comparison.inflight, broker.ready())?;
-            eprintln!("round {round}, {}: sink {:.2} us, broker {:.2} us", kind.name(), us(&sink), us(&ours));
+            let ours = broker_round(comparison, kind, comparison.inflight, of(keeping))?;
+            let name = name_of(kind, keeping);
+            eprintln!("round {round}, {name}: sink {:.2} us, broker {:.2} us", us(&sink), us(&ours));
             pairs.push((sink, ours));
         }
-        for (kind, pairs) in TIMES.into_iter().zip(&mut times) {
+        for ((kind, keeping), pairs) in TIMES.into_iter().zip(&mut times) {
             let echo = echo_round(comparison, folder.path())?;
-            let ours = broker_round(comparison, kind, 1, broker.ready())?;
-            eprintln!(
-                "round {round}, {}: echo {}; broker {}",
-                kind.name(),
-                echo.ack_latency,
-                ours.ack_latency
-            );
+            let ours = broker_round(comparison, kind, 1, of(keeping))?;
+            let (name, answers) = (name_of(kind, keeping), (&echo.ack_latency, &ours.ack_latency));
+            eprintln!("round {round}, {name}: echo {}; broker {}", answers.0, answers.1);
             pairs.push((echo, ours));
         }
         let subscription = subscription_round(comparison, broker.ready())?;
@@ -170,14 +193,29 @@ pub fn run(comparison: &RequestComparison) -> Result<RequestReport, PeerError> {
         mtu: comparison.mtu,
         form: if comparison.form == Form::Binary { "binary" } else { "json" },
         load_average: (before, load_average()),
-        costs: COSTS.into_iter().zip(&costs).map(|(kind, pairs)| CostCase::of(kind, pairs)).collect(),
-        times: TIMES.into_iter().zip(&times).map(|(kind, pairs)| TimeCase::of(kind, pairs)).collect(),
+        costs: COSTS.into_iter().zip(&costs).map(|(asked, pairs)| CostCase::of(asked, pairs)).collect(),
+        times: TIMES.into_iter().zip(&times).map(|(asked, pairs)| TimeCase::of(asked, pairs)).collect(),
         group: GroupCase::of(&pages),
         clean,
     })
 }
 
-/// With a cache, and with records to read.
+/// What a row is called.
+fn name_of(kind: RequestKind, keeping: Keeping) -> String {
+    let keeping = if keeping == Keeping::Log { "in a log" } else { "in memory" };
+    format!("{} ({keeping})", kind.name())
+}
+
+/// With a cache that is in memory.
+fn start_in_memory(comparison: &RequestComparison, folder: &Path) -> Result<DevBroker, PeerError> {
+    let mtu = format!("mtu_upper_bound={}", comparison.mtu);
+    let args = ["--memory", "--set", "spin_us=0", "--set", &mtu];
+    let broker = DevBroker::start(folder, &comparison.server_cpu.to_string(), &args)?;
+    broker.create_cache(CACHE, 1)?;
+    Ok(broker)
+}
+
+/// With a cache that has a log, and with records to read.
 fn start_broker(comparison: &RequestComparison, folder: &Path) -> Result<DevBroker, PeerError> {
     let mtu = format!("mtu_upper_bound={}", comparison.mtu);
     let args = ["--set", "spin_us=0", "--set", &mtu];
@@ -270,9 +308,10 @@ fn ratio(ours: f64, other: f64) -> f64 {
 }
 
 impl CostCase {
-    fn of(kind: RequestKind, pairs: &Pairs) -> CostCase {
+    fn of((kind, keeping): Asked, pairs: &Pairs) -> CostCase {
         CostCase {
             kind,
+            keeping,
             sink_us: Series::each(pairs, |(sink, _)| us(sink)),
             broker_us: Series::each(pairs, |(_, broker)| us(broker)),
             sink_per_s: Series::each(pairs, |(sink, _)| sink.batches_per_s()),
@@ -283,10 +322,11 @@ impl CostCase {
 }
 
 impl TimeCase {
-    fn of(kind: RequestKind, pairs: &Pairs) -> TimeCase {
+    fn of((kind, keeping): Asked, pairs: &Pairs) -> TimeCase {
         let p50 = |report: &LoadReport| report.ack_latency.p50_us;
         TimeCase {
             kind,
+            keeping,
             echo_p50_us: Series::each(pairs, |(echo, _)| p50(echo)),
             broker_p50_us: Series::each(pairs, |(_, broker)| p50(broker)),
             broker_p99_us: Series::each(pairs, |(_, broker)| broker.ack_latency.p99_us),
@@ -323,7 +363,7 @@ impl fmt::Display for RequestReport {
             writeln!(
                 f,
                 "{}: sink {} us, broker {} us, ratio {} (at most {COST_RATIO_MAX}); {:.0} and {:.0} requests/s",
-                case.kind.name(),
+                name_of(case.kind, case.keeping),
                 case.sink_us,
                 case.broker_us,
                 case.ratio,
@@ -335,7 +375,7 @@ impl fmt::Display for RequestReport {
             writeln!(
                 f,
                 "{}, one at a time: echo p50 {} us, broker p50 {} us, p99 {} us, ratio {} (at most {TIME_RATIO_MAX})",
-                case.kind.name(),
+                name_of(case.kind, case.keeping),
                 case.echo_p50_us,
                 case.broker_p50_us,
                 case.broker_p99_us,

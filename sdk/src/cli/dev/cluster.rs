@@ -349,7 +349,9 @@ impl Cluster {
         set("quic_bind", loopback(self.ports.broker));
         set("metrics_bind", loopback(self.ports.broker_metrics));
         set("cores", self.plan.cores.clone().into());
-        set("data_dir", self.folder.data_folder("broker").into());
+        if self.plan.has_logs {
+            set("data_dir", self.folder.data_folder("broker").into());
+        }
         set("ready_file", ready_file.clone().into());
         set("tls_cert", self.certificates.leaf_file.clone().into());
         set("tls_key", self.certificates.leaf_key_file.clone().into());

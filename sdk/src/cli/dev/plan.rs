@@ -66,6 +66,9 @@ pub struct DevArgs {
     /// How long a token is valid; files are rewritten after two thirds of it
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = duration::parse_seconds)]
     token_ttl: Duration,
+    /// The broker has no logs: streams and caches are in memory, and durable ones are refused
+    #[arg(long, conflicts_with = "demo")]
+    memory: bool,
     /// Setting of the broker, such as max_frame_bytes=1MiB; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = setting)]
     set: Vec<(String, String)>,
@@ -91,6 +94,8 @@ pub struct Plan {
     /// The file of the demonstration, when one is wanted.
     pub demo: Option<PathBuf>,
     pub token_ttl: Duration,
+    /// The broker has a folder for logs.
+    pub has_logs: bool,
     /// Settings of the broker, by key.
     pub broker_settings: BTreeMap<String, String>,
     /// How long the broker may take to drain.
@@ -129,6 +134,7 @@ impl Plan {
             ready_file: args.ready_file.map(absolute).transpose()?,
             demo,
             token_ttl: args.token_ttl,
+            has_logs: !args.memory,
             broker_settings,
             drain,
         })
@@ -186,7 +192,13 @@ mod tests {
         assert_eq!((plan.port, plan.metrics_port()), (5_000, 5_001));
         assert_eq!(plan.broker_settings["sub_queue_policy"], "block");
         assert_eq!(plan.drain, Duration::from_secs(5));
-        assert_eq!(plan.demo, None);
+        assert_eq!((plan.demo, plan.has_logs), (None, true));
+    }
+
+    #[test]
+    fn a_broker_without_logs_shows_no_demonstration() {
+        assert!(!plan(&["--memory"]).unwrap().has_logs);
+        assert!(plan(&["--memory", "--demo"]).is_err(), "half of it is a durable stream");
     }
 
     #[test]
