@@ -31,8 +31,8 @@ use crate::shard::ask::{Ask, Reply};
 use crate::snapshot::{StreamName, StreamRoute};
 use crate::turn::counters::Counter;
 
-/// Values below this are copied out of the frame they came in: it may be a slice of a 64 KiB receive buffer.
-const COPY_BELOW_BYTES: usize = 32 << 10;
+/// Frames with larger payloads are not taken in place.
+const AGAIN_BYTES_MAX: usize = 32 << 10;
 
 /// How the answer of a request is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,7 +141,7 @@ impl Session {
 
 /// Takes one request that lies whole at the beginning of `piece` and is about the cache of the memo. False when there is none.
 fn take_again(stream: &mut Stream, memo: &CacheMemo, piece: &mut Bytes, cx: &mut Cx<'_>) -> bool {
-    let Some((flags, payload)) = whole_frame(piece, COPY_BELOW_BYTES) else { return false };
+    let Some((flags, payload)) = whole_frame(piece, AGAIN_BYTES_MAX) else { return false };
     if Flags(flags) != Flags::BINARY_MESSAGE {
         return false;
     }
@@ -254,12 +254,12 @@ fn understood(
     })
 }
 
-/// A value as it may be held: one that is a slice of a large receive buffer would hold all of it.
+/// A value as it may be held: one that is a slice of a receive buffer would hold all of it.
 fn kept(value: &Bytes, form: Form) -> Bytes {
     match form {
-        Form::Binary if value.len() < COPY_BELOW_BYTES => Bytes::copy_from_slice(value),
+        Form::Binary => Bytes::copy_from_slice(value),
         // Decoded into a buffer of its own.
-        Form::Binary | Form::Json => value.clone(),
+        Form::Json => value.clone(),
     }
 }
 

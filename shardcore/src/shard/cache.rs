@@ -274,20 +274,22 @@ impl CacheShard {
                 return Ok(());
             }
         };
-        self.scratch.clear();
-        draft.encode(&mut self.scratch);
         let at = match &mut self.logs {
-            Some((log, _)) => match log.append(None, &self.scratch, cx) {
-                Ok(at) => {
-                    self.cache.claimed(draft, at);
-                    at
+            Some((log, _)) => {
+                self.scratch.clear();
+                draft.encode(&mut self.scratch);
+                match log.append(None, &self.scratch, cx) {
+                    Ok(at) => {
+                        self.cache.claimed(draft, at);
+                        at
+                    }
+                    Err(why) => {
+                        let (key, value) = draft.into_parts();
+                        let (key, value) = (key.into(), value.unwrap_or_default());
+                        return Err((why.into(), Ask::CachePut { key, value, ttl_ms, condition }));
+                    }
                 }
-                Err(why) => {
-                    let (key, value) = draft.into_parts();
-                    let (key, value) = (key.into(), value.unwrap_or_default());
-                    return Err((why.into(), Ask::CachePut { key, value, ttl_ms, condition }));
-                }
-            },
+            }
             None => self.cache.apply(draft, cx.unix_ms),
         };
         let reply = match condition {

@@ -327,12 +327,12 @@ impl CacheCore {
             }
         };
         if let Some(slot) = self.table.find(key).filter(|slot| self.table.value(*slot).at == at) {
-            self.hold(slot, &value);
+            self.hold(slot, value.len(), || Bytes::copy_from_slice(&value));
         }
         Ok(value)
     }
 
-    /// Decides a put.
+    /// Decides a put. The value has memory of its own, so that one that is kept pins no more.
     ///
     /// # Errors
     /// When it could not be kept, whatever the state.
@@ -396,9 +396,10 @@ impl CacheCore {
     /// When the cache has a log.
     pub fn apply(&mut self, draft: Draft, now_ms: u64) -> Offset {
         assert!(matches!(self.keeping, Keeping::Memory { .. }), "a log gives the offsets of its cache");
+        self.clock.at(now_ms);
         let at = self.claimed.end();
-        self.claimed(draft, at);
-        self.settle(self.claimed.end(), now_ms);
+        self.settle_one(at, draft);
+        self.settled_to(Offset(at.0 + 1));
         at
     }
 
@@ -406,22 +407,31 @@ impl CacheCore {
     pub fn settle(&mut self, end: Offset, now_ms: u64) {
         self.clock.at(now_ms);
         while let Some(Pending { at, draft }) = self.claimed.pop_below(end) {
-            let Draft { key, change } = draft;
-            match change {
-                Change::Put { value, expiry } => {
-                    self.watches.tell(&key, Some(&value), at, expiry);
-                    self.store(key, &value, Entry::new(at, at, expiry, value.len()));
-                }
-                Change::Delete => {
-                    self.watches.tell(&key, None, at, Expiry::NEVER);
-                    if let Some(slot) = self.table.find(&key) {
-                        self.forget(slot);
-                    }
-                }
-                Change::Copy { version, .. } => self.moved(&key, version, at),
-            }
-            self.sweep_slots(SWEEP_PER_WRITE);
+            self.settle_one(at, draft);
         }
+        self.settled_to(end);
+    }
+
+    fn settle_one(&mut self, at: Offset, draft: Draft) {
+        let Draft { key, change } = draft;
+        match change {
+            Change::Put { value, expiry } => {
+                self.watches.tell(&key, Some(&value), at, expiry);
+                let slot = self.store_entry(key, Entry::new(at, at, expiry, value.len()));
+                self.hold(slot, value.len(), || value);
+            }
+            Change::Delete => {
+                self.watches.tell(&key, None, at, Expiry::NEVER);
+                if let Some(slot) = self.table.find(&key) {
+                    self.forget(slot);
+                }
+            }
+            Change::Copy { version, .. } => self.moved(&key, version, at),
+        }
+        self.sweep_slots(SWEEP_PER_WRITE);
+    }
+
+    fn settled_to(&mut self, end: Offset) {
         self.settled_end = self.settled_end.max(end);
         self.claimed.reach(self.settled_end);
         self.watches.settled(self.settled_end);
@@ -477,7 +487,7 @@ impl CacheCore {
             Keeping::Memory { bytes_max } => bytes_max,
         };
         if self.values.bytes() + value.len() + VALUE_OVERHEAD_BYTES <= room {
-            self.hold(slot, value);
+            self.hold(slot, value.len(), || Bytes::copy_from_slice(value));
         }
         self.sweep_slots(SWEEP_PER_WRITE);
     }
@@ -550,11 +560,6 @@ impl CacheCore {
         }
     }
 
-    fn store(&mut self, key: Box<[u8]>, value: &[u8], entry: Entry) {
-        let slot = self.store_entry(key, entry);
-        self.hold(slot, value);
-    }
-
     /// Puts an entry in, whatever was there of its key.
     fn store_entry<K: AsRef<[u8]> + Into<Box<[u8]>>>(&mut self, key: K, entry: Entry) -> Slot {
         let key_len = key.as_ref().len();
@@ -583,11 +588,12 @@ impl CacheCore {
     }
 
     /// Keeps the value of a key in memory. What is read least makes room for it first, so it is not the one that goes.
-    fn hold(&mut self, slot: Slot, value: &[u8]) {
+    /// `value` gives it, with memory of its own.
+    fn hold(&mut self, slot: Slot, len: usize, value: impl FnOnce() -> Bytes) {
         if self.values.peek(self.table.value(slot).held).is_some() {
             return;
         }
-        let cost = value.len() + VALUE_OVERHEAD_BYTES;
+        let cost = len + VALUE_OVERHEAD_BYTES;
         match self.keeping {
             Keeping::Logged { hot_bytes_max } if cost > hot_bytes_max => return,
             Keeping::Logged { hot_bytes_max } => {
@@ -604,7 +610,7 @@ impl CacheCore {
                 }
             }
         }
-        self.table.value_mut(slot).held = self.values.insert(slot, value);
+        self.table.value_mut(slot).held = self.values.insert(slot, value());
     }
 }
 

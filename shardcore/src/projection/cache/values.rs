@@ -67,9 +67,8 @@ impl Values {
         self.held.is_empty()
     }
 
-    /// Takes a value in. It pins no more memory than its length.
-    pub fn insert(&mut self, owner: Slot, value: &[u8]) -> ValueId {
-        let bytes = Bytes::copy_from_slice(value);
+    /// Takes a value in, which has memory of its own: it is to pin no more than its length.
+    pub fn insert(&mut self, owner: Slot, bytes: Bytes) -> ValueId {
         self.bytes += bytes.len() + VALUE_OVERHEAD_BYTES;
         let id = self.held.insert(Held { bytes, owner, read: false, newer: END, older: self.newest }) as u32;
         match self.newest {
@@ -143,7 +142,8 @@ mod tests {
     #[test]
     fn what_was_read_stays_and_what_came_first_goes() {
         let (owners, mut values) = (slots(4), Values::default());
-        let ids: Vec<ValueId> = owners.iter().map(|owner| values.insert(*owner, b"value")).collect();
+        let ids: Vec<ValueId> =
+            owners.iter().map(|owner| values.insert(*owner, Bytes::from_static(b"value"))).collect();
         assert_eq!(values.bytes(), 4 * (5 + VALUE_OVERHEAD_BYTES));
         values.read(ids[0]);
         values.read(ids[2]);
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn values_leave_from_any_place_and_an_eviction_ends_though_all_were_read() {
         let (owners, mut values) = (slots(200), Values::default());
-        let ids: Vec<ValueId> = owners.iter().map(|owner| values.insert(*owner, b"")).collect();
+        let ids: Vec<ValueId> = owners.iter().map(|owner| values.insert(*owner, Bytes::new())).collect();
         for id in &ids {
             values.read(*id);
         }

@@ -233,6 +233,6 @@ impl StateCore {
             let Some(out) = self.values.evict() else { break };
             self.table.value_mut(out).held = ValueId::NONE;
         }
-        self.table.value_mut(slot).held = self.values.insert(slot, value);
+        self.table.value_mut(slot).held = self.values.insert(slot, Bytes::copy_from_slice(value));
     }
 }
