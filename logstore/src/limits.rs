@@ -13,7 +13,7 @@ pub const BATCH_RECORDS_MAX: u32 = 65_536;
 pub const BATCH_BYTES_MAX: u32 = 16 << 20;
 
 /// Bytes up to which a batch grows by records that are appended one by one: whoever wants one of them reads all.
-pub const GROWN_BYTES_MAX: usize = 16 << 10;
+pub const GROWN_BYTES_MAX: usize = 4 << 10;
 
 /// Batches begin on this many bytes, so that a search after damage need not look at every byte.
 pub const BATCH_ALIGN: usize = 8;
