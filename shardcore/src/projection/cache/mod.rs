@@ -345,8 +345,11 @@ impl CacheCore {
         now_ms: u64,
     ) -> Result<Put, WriteRefused> {
         self.check_size(key.as_ref(), value.len())?;
-        let newest = self.newest(key.as_ref(), now_ms);
-        if let Some(unmet) = newest.unmet(condition) {
+        self.clock.at(now_ms);
+        // Without a condition nobody has to look.
+        if condition != Condition::Always
+            && let Some(unmet) = self.newest(key.as_ref(), now_ms).unmet(condition)
+        {
             return Ok(Put::Unmet(unmet));
         }
         let key = key.into().into_boxed_slice();
