@@ -312,6 +312,12 @@ fn publish(request: u64, key: Option<&[u8]>, len: usize) -> BytesMut {
     out
 }
 
+/// Each frame in two pieces, the first of `at` bytes.
+fn cut_in_two(frames: Vec<BytesMut>, at: usize) -> Vec<Bytes> {
+    let halves = |mut frame: BytesMut| [frame.split_to(at).freeze(), frame.freeze()];
+    frames.into_iter().flat_map(halves).collect()
+}
+
 fn frame(flags: u16, payload: &[u8]) -> BytesMut {
     let mut out = BytesMut::from(&header(flags, payload.len() as u32)[..]);
     out.extend_from_slice(payload);

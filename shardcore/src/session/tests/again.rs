@@ -138,13 +138,7 @@ proptest! {
         frames.retain(|sent| !matches!(sent, Sent::Broken { .. }) || violations.next().is_some());
         let encoded: Vec<BytesMut> = frames.iter().enumerate().map(|(at, sent)| encode(at as u64, sent)).collect();
         let together = Bytes::from(encoded.concat());
-        let cut: Vec<Bytes> = encoded
-            .into_iter()
-            .flat_map(|mut frame| {
-                let head = frame.split_to(cut).freeze();
-                [head, frame.freeze()]
-            })
-            .collect();
+        let cut = cut_in_two(encoded, cut);
         prop_assert_eq!(outcome(&[together]), outcome(&cut));
     }
 }

@@ -124,13 +124,7 @@ proptest! {
         let encoded: Vec<BytesMut> =
             asked.iter().enumerate().map(|(at, asked)| encode(at as u64, asked)).collect();
         let together = Bytes::from(encoded.concat());
-        let cut: Vec<Bytes> = encoded
-            .into_iter()
-            .flat_map(|mut frame| {
-                let head = frame.split_to(cut).freeze();
-                [head, frame.freeze()]
-            })
-            .collect();
+        let cut = cut_in_two(encoded, cut);
         prop_assert_eq!(outcome(&[together], rights), outcome(&cut, rights));
     }
 }
