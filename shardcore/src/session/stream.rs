@@ -292,11 +292,15 @@ impl Stream {
             self.full_bytes -= piece.len();
             return Some(piece);
         }
+        let large = self.out.capacity() > KEPT_BYTES;
         if self.out.is_empty() {
+            if large {
+                // Room that was made for an answer that waits for others.
+                self.out = BytesMut::new();
+            }
             return None;
         }
         self.written_last = self.out.len();
-        let large = self.out.capacity() > KEPT_BYTES;
         let taken = if large { std::mem::take(&mut self.out) } else { self.out.split() };
         Some(taken.freeze())
     }
@@ -322,5 +326,39 @@ impl Stream {
             && self.sending == Sending::Closed
             && self.unsettled == 0
             && self.awaiting == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use felix_runtime::quic::Side;
+
+    use super::*;
+
+    #[test]
+    fn answers_leave_in_pieces_in_their_order_and_no_room_is_kept_for_them() {
+        let mut stream = Stream::new(StreamId::new(Side::Client, Dir::Bi, 0), Dir::Bi, 1_024);
+        let slots: Vec<AnswerSlot> = (0..6).map(|_| stream.asked.open()).collect();
+        let mut answer = |stream: &mut Stream, at: usize| {
+            stream.answer(slots[at], |out| out.extend_from_slice(&vec![at as u8; 40 << 10]));
+        };
+        let mut left = Vec::new();
+        let mut leave = |stream: &mut Stream| {
+            while let Some(piece) = stream.next_piece() {
+                left.push(piece);
+            }
+        };
+        (0..4).for_each(|at| answer(&mut stream, at));
+        // It makes room, and waits for the one before it.
+        answer(&mut stream, 5);
+        assert_eq!(stream.out_bytes(), 5 * (40 << 10));
+        leave(&mut stream);
+        assert_eq!((stream.out_bytes(), stream.out.capacity()), (40 << 10, 0));
+        answer(&mut stream, 4);
+        leave(&mut stream);
+        assert_eq!((stream.out_bytes(), stream.out.capacity()), (0, 0));
+        let told: Vec<u8> = left.iter().flat_map(|piece| piece.iter().copied()).collect();
+        let wanted: Vec<u8> = (0..6).flat_map(|at| vec![at; 40 << 10]).collect();
+        assert!(told == wanted && left.len() == 3, "{} pieces", left.len());
     }
 }
