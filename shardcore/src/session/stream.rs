@@ -339,7 +339,7 @@ mod tests {
     fn answers_leave_in_pieces_in_their_order_and_no_room_is_kept_for_them() {
         let mut stream = Stream::new(StreamId::new(Side::Client, Dir::Bi, 0), Dir::Bi, 1_024);
         let slots: Vec<AnswerSlot> = (0..6).map(|_| stream.asked.open()).collect();
-        let mut answer = |stream: &mut Stream, at: usize| {
+        let answer = |stream: &mut Stream, at: usize| {
             stream.answer(slots[at], |out| out.extend_from_slice(&vec![at as u8; 40 << 10]));
         };
         let mut left = Vec::new();
