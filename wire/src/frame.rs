@@ -187,6 +187,12 @@ impl FrameReader {
         self.max_payload = max_payload;
     }
 
+    /// The limit, bytes: a caller who takes frames in place keeps to it too.
+    #[must_use]
+    pub fn max_payload(&self) -> usize {
+        self.max_payload as usize
+    }
+
     /// From now on the buffer of a payload of up to `bytes` bytes (64 KiB at first) is made in its full length at once, so
     /// that what has arrived need not be moved while it grows. For peers whose unfinished frames are bounded together: see
     /// `buffered_bytes`, which counts the whole buffer.

@@ -141,7 +141,8 @@ impl Session {
 
 /// Takes one request that lies whole at the beginning of `piece` and is about the cache of the memo. False when there is none.
 fn take_again(stream: &mut Stream, memo: &CacheMemo, piece: &mut Bytes, cx: &mut Cx<'_>) -> bool {
-    let Some((flags, payload)) = whole_frame(piece, AGAIN_BYTES_MAX) else { return false };
+    let max = stream.reader.max_payload().min(AGAIN_BYTES_MAX);
+    let Some((flags, payload)) = whole_frame(piece, max) else { return false };
     if Flags(flags) != Flags::BINARY_MESSAGE {
         return false;
     }

@@ -194,7 +194,8 @@ fn take_again(
     piece: &mut Bytes,
     cx: &mut Cx<'_>,
 ) -> bool {
-    let Some((flags, payload)) = whole_frame(piece, AGAIN_BYTES_MAX) else { return false };
+    let max = stream.reader.max_payload().min(AGAIN_BYTES_MAX);
+    let Some((flags, payload)) = whole_frame(piece, max) else { return false };
     let Some(again) = PublishAgain::decode(flags, payload, &memo.names) else { return false };
     let PublishAgain { key, request_id, count, run } = again;
     // What a log takes is copied there; a ring keeps the records, and not the piece they came in.

@@ -163,6 +163,17 @@ fn each_request_is_answered_in_the_form_it_came_in_and_in_its_order() {
 }
 
 #[test]
+fn a_frame_over_the_limit_is_refused_also_behind_those_that_are_taken_in_place() {
+    let limits = CoreLimits { frame_bytes_max: 2_048, ..CoreLimits::default() };
+    let mut pair = Pair::new(limits, true);
+    let (stream, _) = stream_of(&mut pair, Features::BINARY_MESSAGES, &BOTH_OF_CACHES);
+    pair.write(stream, &encoded(&[(Form::Binary, get(1, "s"))]));
+    pair.write(stream, &encoded(&[(Form::Binary, get(2, "s")), (Form::Binary, put(3, &[7; 2_100]))]));
+    let told = answers(&mut pair, stream);
+    assert_eq!(told, ["binary 1 =none None", "binary 2 =none None", "binary LimitExceeded"]);
+}
+
+#[test]
 fn refusals_that_come_late_have_the_form_of_their_own_request() {
     use Form::{Binary, Json};
     let mut pair = Pair::new(CoreLimits::default(), true);
